@@ -1,0 +1,1 @@
+"""Look-ups over a snapshot of accelerators, instance types and offers; pure."""

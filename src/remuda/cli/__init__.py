@@ -1,0 +1,1 @@
+"""Commands; what needs a server goes through the client."""

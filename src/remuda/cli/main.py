@@ -1,0 +1,81 @@
+"""The entry point: a lazy table of commands, so that `remuda --help` imports none of them."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from remuda import __version__
+
+# name -> (module in this room, one-line help). A module holds a click command named `command`.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("init", "Write a commented starter task file after a few questions."),
+    "validate": ("validate", "Check a task file and explain what is wrong."),
+    "offers": ("offers", "List what can be rented or used, filtered and sorted by price."),
+    "plan": ("plan", "Rank the places a task could run at, with cost, time and reasons."),
+    "catalog": ("catalog", "Show, refresh and compare the price catalog."),
+    "run": ("run", "Run a task: submit it, follow its log, pass its exit code on."),
+    "rerun": ("rerun", "Run a job again as it was, or with other parameters."),
+    "ps": ("ps", "List jobs."),
+    "status": ("status", "Show one job: phase, place, attempts, reasons, position in the queue."),
+    "logs": ("logs", "Print or follow a job's log."),
+    "events": ("events", "Tell a job's story, each step with its reason."),
+    "stop": ("stop", "Stop jobs."),
+    "retry": ("retry", "Queue an ended job again."),
+    "exec": ("exec", "Run a command beside a running job."),
+    "cost": ("cost", "Show what was spent, by job or project."),
+    "nodes": ("nodes", "List nodes that run or bill now."),
+    "diff": ("diff", "Say what differed between two runs."),
+    "drill": ("drill", "Fire drills on your own jobs, such as a preemption."),
+    "down": ("down", "Remove everything of ours that runs or bills."),
+    "gc": ("gc", "Find and remove what runs or bills but is not wanted."),
+    "secret": ("secret", "Set, list and delete secrets."),
+    "server": ("server", "Start, stop and inspect the embedded server."),
+    "check": ("check", "Say per provider whether it is configured and what it lacks."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        command = import_module(f"remuda.cli.{COMMANDS[cmd_name][0]}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean `remuda {close[0]}`?" if close else " See `remuda --help`."
+            raise click.UsageError(f"no command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="remuda %(version)s")
+def cli() -> None:
+    """One control plane for every GPU a team can rent or own."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the CLI; called by the `remuda` script."""
+    try:
+        cli.main(args=list(arguments) if arguments is not None else None, prog_name="remuda")
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)  # as a shell reports SIGPIPE

@@ -1,0 +1,1 @@
+"""Reconcilers: observe, decide, act; the clock and the worklist."""

@@ -1,0 +1,1 @@
+"""Metering, budgets and where the time went; pure."""

@@ -1,0 +1,1 @@
+"""Nouns, units, states and their legal moves; pure, standard library only."""

@@ -1,0 +1,213 @@
+"""Jobs, attempts and nodes, and the only legal moves between their phases.
+
+A job is a task submitted to a project. Each try is an attempt: one gang of N identical nodes on one offer.
+A node runs our agent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Task
+from remuda.domain.units import Money
+
+
+class JobPhase(StrEnum):
+    """Where a job stands, as users see it."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class AttemptPhase(StrEnum):
+    """Where one gang stands. An attempt that is not ENDED may cost money."""
+
+    LAUNCHING = "launching"  # the intent is written; the provider is being asked
+    BOOTING = "booting"  # the provider has accepted; agents have not all claimed
+    RUNNING = "running"  # every rank holds its claim and works
+    ENDING = "ending"  # the outcome is known; the gang must go
+    ENDED = "ended"  # the gang is gone and its bill is closed
+
+
+class NodePhase(StrEnum):
+    """Where the agent of one rank stands, by its own reports."""
+
+    EXPECTED = "expected"
+    CLAIMED = "claimed"
+    SETUP = "setup"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+# Each edge says why it exists; tests and the docs' diagrams read these tables.
+JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
+    JobPhase.QUEUED: {
+        JobPhase.STARTING: "a place was found and an attempt was written",
+        JobPhase.FAILED: "no offer can ever fit, or a limit was reached while waiting",
+        JobPhase.STOPPED: "the user stopped it before it had a place",
+    },
+    JobPhase.STARTING: {
+        JobPhase.RUNNING: "every node reported that its work runs",
+        JobPhase.QUEUED: "the attempt ended before it ran; another place is needed",
+        JobPhase.STOPPING: "the user or a limit wants it stopped",
+        JobPhase.DONE: "the work ended well before its start was noticed",
+        JobPhase.FAILED: "the attempt failed in a way that is not tried again",
+    },
+    JobPhase.RUNNING: {
+        JobPhase.DONE: "the work ended with exit code 0",
+        JobPhase.FAILED: "the work failed and is not tried again",
+        JobPhase.QUEUED: "the attempt was lost or failed; it is tried again",
+        JobPhase.STOPPING: "the user or a limit wants it stopped",
+    },
+    JobPhase.STOPPING: {
+        JobPhase.STOPPED: "the work was stopped as the user wished",
+        JobPhase.FAILED: "the work was stopped by one of its limits",
+        JobPhase.DONE: "the work ended well before the stop reached it",
+    },
+    JobPhase.DONE: {},
+    JobPhase.FAILED: {JobPhase.QUEUED: "the user asked for a retry"},
+    JobPhase.STOPPED: {JobPhase.QUEUED: "the user asked for a retry"},
+}
+JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
+
+ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
+    AttemptPhase.LAUNCHING: {
+        AttemptPhase.BOOTING: "the provider accepted the launch, or was found to have done so",
+        AttemptPhase.ENDING: "the launch failed or is no longer wanted; what may exist must go",
+    },
+    AttemptPhase.BOOTING: {
+        AttemptPhase.RUNNING: "every rank reported that its work runs",
+        AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or it is no longer wanted",
+    },
+    AttemptPhase.RUNNING: {AttemptPhase.ENDING: "the work ended, a node was lost, or it is no longer wanted"},
+    AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
+    AttemptPhase.ENDED: {},
+}
+
+
+class Outcome(StrEnum):
+    """Why an attempt ended, by what is done next."""
+
+    SUCCEEDED = "succeeded"
+    EXIT = "exit"  # the user's program failed
+    SETUP = "setup"  # the user's setup failed
+    PREEMPTED = "preempted"  # the provider (or a drill) took the capacity back
+    NODE = "node"  # a node or its agent was lost or broken
+    CAPACITY = "capacity"  # the place had none
+    REFUSED = "refused"  # the provider will not: quota, credentials, policy
+    TIMEOUT = "timeout"  # the boot took too long
+    STOPPED = "stopped"  # the user wanted it so
+    LIMIT = "limit"  # duration, budget, deadline or idle limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a run was made from, so that it can be repeated and compared."""
+
+    task_text: str = ""  # the file as submitted
+    commit: str | None = None
+    diff: str | None = None  # uncommitted changes, unified
+    snapshot: str | None = None  # content hash of the frozen working folder
+    image_digest: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)  # remuda, python, platform of the submitter
+    rerun_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One submitted task. `version` guards every write; `since` is when the phase began."""
+
+    id: str  # sortable by submission
+    project: str
+    name: str  # unique in its project
+    user: str = ""
+    task: Task
+    origin: Origin = Origin()
+    phase: JobPhase = JobPhase.QUEUED
+    reason: str = "submitted"
+    submitted_at: datetime
+    since: datetime
+    not_before: datetime | None = None  # back-off or schedule
+    attempt: int = 0  # number of the latest attempt; 0 before the first
+    stop_reason: str | None = None  # set: a stop is wanted, and why
+    stop_outcome: Outcome | None = None  # STOPPED by the user or LIMIT
+    exit_code: int | None = None
+    ended_at: datetime | None = None
+    consented: bool = False  # may run on offers that cost money
+    ceiling: Money | None = None  # the most that the user consented to spend; None is no ceiling of its own
+    retries: dict[str, int] = field(default_factory=dict)  # failures so far by Outcome
+    avoid: dict[str, datetime] = field(default_factory=dict)  # offer keys that failed, until when
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try of a job: one gang on one offer."""
+
+    id: str  # job id + "-" + number
+    job_id: str
+    project: str
+    number: int
+    gang: str  # the provider's name for it: installation hash + attempt id
+    offer: Offer
+    nodes: int
+    phase: AttemptPhase = AttemptPhase.LAUNCHING
+    reason: str = ""
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    first_failed_rank: int | None = None
+    created_at: datetime
+    since: datetime
+    launched_at: datetime | None = None  # the provider accepted
+    running_at: datetime | None = None
+    finished_at: datetime | None = None  # the work's end
+    ended_at: datetime | None = None  # the gang's end
+    missed_looks: int = 0  # looks in a row in which the provider did not know the gang
+    drill_until: datetime | None = None  # a fire drill takes the gang away at this time
+    checkpoint_at: datetime | None = None  # newest complete checkpoint
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the control plane wants of an agent. `seq` grows; an agent acts on each once."""
+
+    seq: int
+    kind: str  # "stop" (seconds: grace) | "notice" (seconds: until the node goes)
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One rank of a gang, as its agent reports it."""
+
+    attempt_id: str
+    project: str
+    rank: int
+    phase: NodePhase = NodePhase.EXPECTED
+    claim: str | None = None  # nonce of the agent that holds the claim
+    address: str | None = None  # where the other ranks reach it
+    order: Order | None = None
+    last_seq: int = 0  # last message of the agent that was applied
+    exit_code: int | None = None
+    exit_outcome: Outcome | None = None
+    exit_reason: str = ""
+    claimed_at: datetime | None = None
+    running_at: datetime | None = None
+    exited_at: datetime | None = None
+    heard_at: datetime | None = None
+    telemetry: dict[str, float] = field(default_factory=dict)
+    progress: dict[str, float | str] = field(default_factory=dict)
+    version: int = 0
+
+
+def attempt_id(job_id: str, number: int) -> str:
+    return f"{job_id}-{number}"

@@ -1,0 +1,29 @@
+"""Shared hosts and what is held on them: which job has which device is a row, written with the launch intent."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine whose devices several gangs share. `name` is unique: provider/host."""
+
+    name: str
+    cpus: float
+    memory_mib: int
+    devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """What one rank of a gang holds on a shared host until its attempt has ended.
+
+    No device is in two holds of one host, and the sums of CPUs and memory never pass the host's.
+    """
+
+    host: str
+    gang: str
+    rank: int
+    project: str
+    cpus: float
+    memory_mib: int
+    devices: tuple[str, ...] = ()

@@ -1,0 +1,178 @@
+"""The task: what a user wants to have run, as the spec room reads it from a file and everyone else uses it."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from remuda.domain.units import HourlyRate, Money
+
+Scalar = str | int | float | bool
+
+
+class SpotPolicy(StrEnum):
+    """Whether a task may run on capacity that can be taken away."""
+
+    NEVER = "never"
+    AUTO = "auto"
+    ONLY = "only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorNeed:
+    """One acceptable choice of accelerators on each node; `name` None is any accelerator.
+
+    Counts are per node, inclusive. Memory is of each accelerator in MiB, inclusive, None is no limit.
+    """
+
+    name: str | None = None
+    count_min: int = 1
+    count_max: int | None = None  # None: exactly count_min
+    memory_min_mib: int | None = None
+    memory_max_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkNeed:
+    """What a node's network must be."""
+
+    min_mbps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What each node must have. Empty tuples and None mean no constraint."""
+
+    instance: str | None = None
+    accelerators: tuple[AcceleratorNeed, ...] = ()  # alternatives, any of them will do; () is none needed
+    cpus_min: float | None = None
+    cpus_max: float | None = None
+    memory_min_mib: int | None = None
+    memory_max_mib: int | None = None
+    disk_gib: int | None = None
+    disk_type: str | None = None
+    spot: SpotPolicy = SpotPolicy.NEVER
+    providers: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()  # region names or areas such as eu, us, asia
+    network: NetworkNeed | None = None
+    max_rate: HourlyRate | None = None  # of one node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workdir:
+    """The folder that every attempt runs in: a local folder frozen at submit, or a git URL at a commit."""
+
+    path: str | None = None
+    git: str | None = None
+    commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One input or output: copy `source` to `target`. A node path is relative to the working folder."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A folder that outlives an attempt, and how often the task means to write it."""
+
+    path: str
+    every: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where Remuda must stop. `deadline_after` is counted from the submission."""
+
+    deadline: datetime | None = None
+    deadline_after: timedelta | None = None
+    duration: timedelta | None = None  # of running, over all attempts
+    budget: Money | None = None
+    idle: timedelta | None = None  # without output or CPU use
+    unattended: timedelta = timedelta(hours=6)  # the lease: how long a node works without the control plane
+
+
+class RetryOn(StrEnum):
+    """Kinds of failure, by what can be done about them."""
+
+    CAPACITY = "capacity"
+    PREEMPTION = "preemption"
+    NODE = "node"
+    EXIT = "exit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How often each kind of failure is tried again; None is without limit.
+
+    `exit_codes` () is any non-zero code. `delay` doubles with each try of a kind, up to an hour.
+    """
+
+    preemption: int | None = None
+    node: int | None = 3
+    exit: int | None = 0
+    exit_codes: tuple[int, ...] = ()
+    delay: timedelta = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When to start: one time, or a cron line in a time zone. Exactly one of `at` and `cron` is set."""
+
+    at: datetime | None = None
+    cron: str | None = None
+    time_zone: str = "UTC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """How much there is to do, so that a plan can say how long it takes.
+
+    Either `flops` (total floating-point operations of the whole job, at `precision` with the share
+    `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node with the
+    accelerator named, or "cpu").
+    """
+
+    flops: float | None = None
+    precision: str = "bf16"
+    efficiency: float = 0.4
+    samples: float | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """Where to POST a JSON event when the job ends, fails or runs into its budget."""
+
+    url: str
+    on: tuple[str, ...] = ("finish", "failure", "budget")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One unit of work as its author described it, after defaults and parameters were filled in."""
+
+    name: str
+    project: str = "default"
+    run: str
+    setup: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    priority: int = 0  # -100..100, higher goes first
+    params: dict[str, Scalar] = field(default_factory=dict)
+    resources: Resources = Resources()
+    nodes: int = 1
+    image: str | None = None
+    workdir: Workdir | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()  # names; each becomes an environment variable of that name
+    inputs: tuple[Transfer, ...] = ()
+    outputs: tuple[Transfer, ...] = ()
+    checkpoint: Checkpoint | None = None
+    limits: Limits = Limits()
+    retry: Retry = Retry()
+    schedule: Schedule | None = None
+    work: Work | None = None
+    webhooks: tuple[Webhook, ...] = ()
+    grace: timedelta = timedelta(seconds=10)  # between SIGTERM and SIGKILL

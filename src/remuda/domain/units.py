@@ -1,0 +1,141 @@
+"""Units: money in whole micro-US-dollars, memory in whole MiB, lengths of time as timedelta."""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal, InvalidOperation
+
+MICROS_PER_USD = 1_000_000
+_HOUR_US = 3_600_000_000  # microseconds in an hour
+
+
+class UnitError(ValueError):
+    """A quantity that cannot be read; the message says what was expected."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Money:
+    """An amount in micro-US-dollars (1 USD = 1_000_000)."""
+
+    micros: int = 0
+
+    def __add__(self, other: "Money") -> "Money":
+        return Money(self.micros + other.micros)
+
+    def __sub__(self, other: "Money") -> "Money":
+        return Money(self.micros - other.micros)
+
+    @property
+    def usd(self) -> Decimal:
+        return Decimal(self.micros) / MICROS_PER_USD
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HourlyRate:
+    """A price in micro-US-dollars per hour, as providers quote it."""
+
+    micros_per_hour: int = 0
+
+    def over(self, length: timedelta) -> Money:
+        """What `length` at this rate costs, rounded half up to a whole micro-dollar."""
+        microseconds = length // timedelta(microseconds=1)
+        return Money((2 * self.micros_per_hour * microseconds + _HOUR_US) // (2 * _HOUR_US))
+
+    def times(self, count: int) -> "HourlyRate":
+        return HourlyRate(self.micros_per_hour * count)
+
+    @property
+    def usd(self) -> Decimal:
+        return Decimal(self.micros_per_hour) / MICROS_PER_USD
+
+
+def parse_usd(text: str | int | float | Decimal) -> Money:
+    """Read dollars ("3.60", "$15", 2.5) into micro-dollars, rounded half up. Raises UnitError."""
+    try:
+        amount = Decimal(str(text).strip().removeprefix("$").removesuffix("USD").replace(",", "").strip())
+        if not amount.is_finite() or amount < 0:
+            raise UnitError(f"expected an amount of dollars of at least 0, such as 3.60, not {text!r}")
+    except InvalidOperation:
+        raise UnitError(f"expected an amount of dollars, such as 3.60, not {text!r}") from None
+    return Money(int((amount * MICROS_PER_USD).quantize(Decimal(1), rounding="ROUND_HALF_UP")))
+
+
+def parse_rate(text: str | int | float | Decimal) -> HourlyRate:
+    """Read dollars per hour ("3.60", "$15/h"). Raises UnitError."""
+    if isinstance(text, str):
+        text = re.sub(r"\s*/\s*(h|hr|hour)$", "", text.strip())
+    return HourlyRate(parse_usd(text).micros)
+
+
+_LENGTHS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hr": 3600, "d": 86400, "w": 604800}
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|sec|min|hr|s|m|h|d|w)")
+
+
+def parse_duration(text: str | int | float) -> timedelta:
+    """Read a length of time: "90s", "10m", "1h30m", "2d"; a bare number is seconds. Raises UnitError."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
+        return timedelta(seconds=text)
+    stripped = str(text).strip()
+    parts = _LENGTH.findall(stripped)
+    if not parts or _LENGTH.sub("", stripped).strip():
+        raise UnitError(f"expected a length of time such as 90s, 10m, 1h30m or 2d, not {text!r}")
+    return timedelta(seconds=sum(float(number) * _LENGTHS[unit] for number, unit in parts))
+
+
+# Accelerator and host memory are quoted by vendors in powers of two under either name: 80GB means 80 GiB.
+_MEMORY = {
+    "": 1024,
+    "G": 1024,
+    "GB": 1024,
+    "GIB": 1024,
+    "M": 1,
+    "MB": 1,
+    "MIB": 1,
+    "T": 1 << 20,
+    "TB": 1 << 20,
+    "TIB": 1 << 20,
+}
+
+
+def parse_memory_mib(text: str | int | float) -> int:
+    """Read memory into whole MiB: "80GB", "512MiB", "1.5TB"; a bare number is GiB. Raises UnitError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(text).strip())
+    if match is None or match[2].upper() not in _MEMORY or isinstance(text, bool):
+        raise UnitError(f"expected memory such as 16GB, 512MB or 1TB, not {text!r}")
+    return round(Decimal(match[1]) * _MEMORY[match[2].upper()])
+
+
+def format_usd(money: Money, places: int = 2) -> str:
+    """Dollars for people: "$1.20", or six places for amounts that would read as zero."""
+    if 0 < money.micros < 10_000 and places == 2:
+        places = 6
+    return f"${money.usd:,.{places}f}"
+
+
+def format_rate(rate: HourlyRate) -> str:
+    return f"${rate.usd:,.2f}/h" if not 0 < rate.micros_per_hour < 100_000 else f"${rate.usd:,.4f}/h"
+
+
+def format_duration(length: timedelta) -> str:
+    """A length of time for people: "0.4s", "42s", "3m05s", "2h10m", "3d04h"."""
+    seconds = length.total_seconds()
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def format_memory(mib: int) -> str:
+    return (
+        f"{mib / 1024:.0f} GiB"
+        if mib % 1024 == 0 or mib >= 10240
+        else f"{mib / 1024:.1f} GiB"
+        if mib >= 1024
+        else f"{mib} MiB"
+    )

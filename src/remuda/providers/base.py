@@ -1,0 +1,180 @@
+"""The seam: "start our agent N times, on these accelerators, under this name, all or none".
+
+Errors a provider may raise (anything else is a bug in the provider):
+
+* ProviderError
+  + TryAgain     a passing fault, also when the reply was lost; the same call may work later
+  + NoCapacity   this offer cannot be had now; try another
+  + Refused      quota, credentials or policy; a person must act
+  + NotFound     what was named does not exist
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from remuda.domain.offers import Offer
+from remuda.domain.places import Hold, Host
+from remuda.domain.tasks import Task
+from remuda.domain.units import HourlyRate
+
+
+class ProviderError(Exception):
+    """Base of all errors a provider may raise."""
+
+
+class TryAgain(ProviderError):
+    """A passing fault; the same call may work later."""
+
+
+class NoCapacity(ProviderError):
+    """This offer cannot be had now; try another."""
+
+
+class Refused(ProviderError):
+    """Quota, credentials or policy; a person must act."""
+
+
+class NotFound(ProviderError):
+    """What was named does not exist."""
+
+
+class Feature(StrEnum):
+    """What a place may lack; a manifest says why."""
+
+    SPOT = "spot"
+    GANG = "gang"  # more than one node
+    IMAGE = "image"
+    VOLUMES = "volumes"
+    NETWORK = "network"
+    DISK = "disk"  # a chosen disk size or type
+    SELF_END = "self-end"  # a node ends itself when the control plane is lost
+    CAPACITY = "capacity"  # says how much is free
+    NOTICE = "notice"  # warns before it takes a node back
+    MEMORY_LIMIT = "memory-limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a provider says about itself; docs, `remuda check` and the contract suite read it."""
+
+    name: str
+    title: str
+    docs: str
+    lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carrier:
+    """How the agents of a gang reach the control plane: `address` is unix:/path or http(s)://host:port."""
+
+    address: str
+    token: str  # good for this gang and the agent's routes only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangSpec:
+    """What to start. Everything else (the work, its secrets) the agent gets with its claim."""
+
+    name: str  # deterministic and unique; carries the installation's id; at most 63 of [a-z0-9-]
+    installation: str
+    offer: Offer
+    nodes: int
+    carrier: Carrier
+    lease: timedelta  # how long an agent works on without hearing from the control plane
+    holds: Sequence[Hold] = ()  # by rank, on shared hosts
+    labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
+    grace: timedelta = timedelta(seconds=10)
+
+
+class GangState(StrEnum):
+    QUEUED = "queued"  # accepted by the place's own queue; not lost
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """One node as the provider itself sees it. Its life is billed from `started_at` to `ended_at`."""
+
+    rank: int
+    engine_id: str
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangSeen:
+    """One gang of this installation as the provider sees it now, or remembers it."""
+
+    name: str
+    state: GangState
+    engine_id: str = ""
+    reason: str = ""  # for people: why it waits or ended
+    preempted: bool = False  # ended because the place took it back
+    exit_code: int | None = None
+    eta: datetime | None = None
+    nodes: Sequence[NodeSeen] = ()
+    rates: Sequence[tuple[datetime, HourlyRate]] = ()  # of one node, since when; () means the offer's rate throughout
+
+
+class Provider(Protocol):
+    """What every place must be able to do. No method sleeps or waits for a state; every call is idempotent."""
+
+    manifest: Manifest
+
+    async def offers(self) -> Sequence[Offer]:
+        """What can be had and at which price, now. Keys are unique. Raises TryAgain, Refused."""
+
+    async def launch(self, gang: GangSpec) -> None:
+        """Ask for all nodes or none. A name that exists already (running or ended) is a no-op, never a second gang.
+
+        Raises NoCapacity, Refused (nothing was started), TryAgain (perhaps it was: look with `gangs`).
+        """
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        """This installation's gangs, or the one named; [] if the place knows none. Raises TryAgain.
+
+        An ended gang is remembered for at least an hour, so that its bill can be closed.
+        """
+
+    async def remove(self, name: str) -> None:
+        """Start giving the gang back. Gone already is a no-op. Raises TryAgain."""
+
+
+@runtime_checkable
+class SharesHosts(Protocol):
+    """A provider whose hosts carry several jobs; the control plane keeps the books of who holds what."""
+
+    async def hosts(self) -> Sequence[Host]: ...
+
+
+@runtime_checkable
+class SignalsChanges(Protocol):
+    """A provider that can say at once when a gang changed; losing a signal costs a poll, never correctness."""
+
+    async def changed(self) -> str:
+        """Wait for the next change and return the gang's name."""
+
+
+@runtime_checkable
+class ChecksTasks(Protocol):
+    """A provider that can say beforehand what of a task it cannot honour."""
+
+    def check(self, task: Task) -> Sequence[str]:
+        """Reasons, each naming the field; () where all is honoured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderContext:
+    """What a provider is given when it is made. `settings` is its own table of the settings file."""
+
+    installation: str
+    home: Path  # a folder of its own, mode 0700
+    settings: Mapping[str, str | int | float | bool]
+    agent_command: Sequence[str] = ()  # starts the agent on this machine; the config file's path is appended

@@ -1,0 +1,1 @@
+"""Queue order, gangs and packing on shared hosts; pure."""

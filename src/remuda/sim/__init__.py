@@ -1,0 +1,1 @@
+"""Production control and policies, a fake cloud and a clock that jumps."""

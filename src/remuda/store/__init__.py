@@ -1,0 +1,1 @@
+"""Rows, blobs, logs and the catalog snapshot: everything that is remembered."""

@@ -1,0 +1,164 @@
+"""What the rest of the house asks of a store. Queries live only in this room; only `commit` writes.
+
+Errors:
+
+* StoreError
+  + Stale        somebody wrote a newer version first; read again
+  + NotFound     no such row (in this project)
+  + Conflict     the name is taken
+  + Held         the devices, CPUs or memory are held by another gang
+  + Full         the disk or database has no room; nothing was written
+  + Unusable     the database is newer than this program, damaged or unreachable; a person must act
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from remuda.domain.events import Charge, Event
+from remuda.domain.jobs import Attempt, Job, JobPhase, Node
+from remuda.domain.places import Hold, Host
+from remuda.domain.units import Money
+
+
+class StoreError(Exception):
+    """Base of all errors a store raises."""
+
+
+class Stale(StoreError):
+    """Somebody wrote a newer version first; read again."""
+
+
+class NotFound(StoreError):
+    """No such row in this project."""
+
+
+class Conflict(StoreError):
+    """The name is taken."""
+
+
+class Held(StoreError):
+    """Another gang holds what was asked for."""
+
+
+class Full(StoreError):
+    """No room left; nothing was written."""
+
+
+class Unusable(StoreError):
+    """A person must act; the message says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """One atomic write. Rows carry the version they were read at; version 0 means insert.
+
+    Each stored row gets version + 1. A guard that fails raises Stale and nothing is written. Holds are checked
+    against their host's row and the other holds in the same transaction. `release` names gangs whose holds end.
+    """
+
+    jobs: Sequence[Job] = ()
+    attempts: Sequence[Attempt] = ()
+    nodes: Sequence[Node] = ()
+    events: Sequence[Event] = ()
+    charges: Sequence[Charge] = ()
+    holds: Sequence[Hold] = ()
+    release: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """A job without its task, for listings; read without decoding documents."""
+
+    id: str
+    project: str
+    name: str
+    user: str
+    phase: JobPhase
+    reason: str
+    priority: int
+    submitted_at: datetime
+    since: datetime
+    ended_at: datetime | None
+    attempt: int
+    exit_code: int | None
+    place: str | None  # offer key of the latest attempt
+    spent: Money
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some summaries, newest first, and the cursor of the next page (None: no more)."""
+
+    jobs: Sequence[JobSummary]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """A secret's name and its encrypted value; plain text never reaches the store."""
+
+    project: str
+    name: str
+    sealed: bytes
+    updated_at: datetime
+
+
+class Store(Protocol):
+    """Everything async; every read of a tenant's rows names the project, or None for the control plane itself."""
+
+    async def open(self) -> None:
+        """Create or migrate the schema. Raises Unusable."""
+
+    async def close(self) -> None: ...
+    async def installation(self) -> str:
+        """This installation's random id, made on first use and never changed."""
+
+    async def commit(self, changes: Changes) -> None:
+        """Write all or nothing. Raises Stale, Conflict, Held, Full."""
+
+    async def submit(self, job: Job, event: Event) -> Job:
+        """Insert a new job under `job.name`, or the first free of name-2, name-3, ...; return it as stored."""
+
+    async def job(self, job_id: str) -> Job: ...
+    async def find_job(self, project: str, name_or_id: str) -> Job:
+        """By exact name or id in this project. Raises NotFound."""
+
+    async def list_jobs(
+        self, project: str | None, phases: Collection[JobPhase] = (), cursor: str | None = None, limit: int = 50
+    ) -> Page: ...
+    async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
+    async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
+        """Queued jobs that may start (`not_before` passed, no stop wanted), by priority descending, then id."""
+
+    async def next_waiting(self, now: datetime) -> datetime | None:
+        """The earliest `not_before` still ahead among queued jobs."""
+
+    async def queue_position(self, job: Job) -> int:
+        """1 for the job that is next; counts queued jobs of all projects that go first."""
+
+    async def unfinished(self) -> Sequence[str]:
+        """Ids of jobs that are not ended or have an attempt that is not ended."""
+
+    async def attempts(self, job_id: str) -> Sequence[Attempt]: ...
+    async def attempt_of_gang(self, gang: str) -> Attempt:
+        """Raises NotFound."""
+
+    async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
+        """Every attempt that is not ended: what may cost money now."""
+
+    async def nodes(self, attempt_id: str) -> Sequence[Node]:
+        """By rank."""
+
+    async def node(self, attempt_id: str, rank: int) -> Node: ...
+    async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]: ...
+    async def charges(self, job_id: str) -> Sequence[Charge]: ...
+    async def spent(self, project: str, since: datetime | None = None) -> Money: ...
+    async def put_host(self, host: Host) -> None: ...
+    async def hosts(self) -> Sequence[Host]: ...
+    async def holds(self, host: str | None = None) -> Sequence[Hold]: ...
+    async def put_secret(self, secret: Secret) -> None: ...
+    async def secrets(self, project: str) -> Sequence[Secret]: ...
+    async def delete_secret(self, project: str, name: str) -> None:
+        """Raises NotFound."""
