@@ -1,0 +1,167 @@
+"""Rows to the terminal, to JSON or to CSV; every listing command uses it.
+
+A command says what it has once, as columns and rows of raw values; people get a table, programs get names and values.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, TextIO, TypeVar
+
+import click
+
+FORMATS = ("table", "json", "csv")
+_F = TypeVar("_F", bound=Callable[..., object])
+_GAP = "  "
+_NARROWEST = 8  # a shrunk column keeps this many characters
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `name` is the key in JSON and CSV and carries the unit; `title` heads the table.
+
+    `show` turns a raw value that is not None into text for people. `wide` columns give way first where the
+    terminal is narrow; `hidden` ones appear in JSON and CSV only.
+    """
+
+    name: str
+    title: str | None = None
+    show: Callable[[Any], str] | None = None
+    right: bool = False
+    wide: bool = False
+    hidden: bool = False
+
+
+def output_option(function: _F) -> _F:
+    """Add `-o/--output table|json|csv` to a command; the value arrives as `output`."""
+    return click.option(
+        "-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print the rows."
+    )(function)
+
+
+def rows_out(
+    columns: Sequence[Column | str],
+    rows: Iterable[Sequence[object]],
+    output: str = "table",
+    title: str | None = None,
+    *,
+    empty: str = "",
+    file: TextIO | None = None,
+) -> None:
+    """Print rows. `title` and `empty` (said when there are no rows) are for people and appear in tables only."""
+    heads = [Column(column) if isinstance(column, str) else column for column in columns]
+    out = file or sys.stdout
+    match output:
+        case "json":
+            objects = [{head.name: cell for head, cell in zip(heads, row, strict=True)} for row in rows]
+            json_out(objects, file=out)
+        case "csv":
+            _write_csv(heads, rows, out)
+        case _:
+            _write_table(heads, list(rows), out, title, empty)
+
+
+def json_out(value: object, *, file: TextIO | None = None) -> None:
+    """Print any value of plain containers, dataclass-free, as indented JSON; times as ISO 8601, lengths in seconds."""
+    import json
+
+    text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
+    (file or sys.stdout).write(text + "\n")
+
+
+def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -> None:
+    """Print names and values, one per line, aligned; for showing one thing to a person."""
+    out = file or sys.stdout
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        out.write(f"{_bold(name.ljust(width), out)}{_GAP}{_text(None, value)}\n")
+
+
+def _plain(value: object) -> object:
+    match value:
+        case datetime() | date():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case set() | frozenset() | tuple():
+            return list(value)
+        case _:
+            raise TypeError(f"cannot print {type(value).__name__} as JSON")
+
+
+def _write_csv(heads: Sequence[Column], rows: Iterable[Sequence[object]], out: TextIO) -> None:
+    import csv
+
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([head.name for head in heads])
+    for row in rows:
+        writer.writerow([_plain(cell) if isinstance(cell, (date, timedelta, Decimal)) else cell for cell in row])
+
+
+def _write_table(
+    heads: Sequence[Column], rows: Sequence[Sequence[object]], out: TextIO, title: str | None, empty: str
+) -> None:
+    if title:
+        out.write(f"{_bold(title, out)}\n")
+    if not rows:
+        out.write(f"{empty}\n" if empty else "")
+        return
+    shown = [index for index, head in enumerate(heads) if not head.hidden]
+    heads = [heads[index] for index in shown]
+    texts = [[_text(head, row[index]) for head, index in zip(heads, shown, strict=True)] for row in rows]
+    titles = [head.title if head.title is not None else head.name.replace("_", " ").upper() for head in heads]
+    widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
+    widths = _shrink(heads, widths, out)
+    out.write(_bold(_line(heads, titles, widths), out) + "\n")
+    for row_texts in texts:
+        out.write(_line(heads, row_texts, widths) + "\n")
+
+
+def _text(head: Column | None, value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    if head is not None and head.show is not None:
+        return head.show(value)
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    # A table is one line per row, and what comes from outside must not move the cursor.
+    return "".join(char if char.isprintable() else " " for char in str(value))
+
+
+def _line(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [
+        (text if len(text) <= width else text[: width - 1] + "…").rjust(width)
+        if head.right
+        else (text if len(text) <= width else text[: width - 1] + "…").ljust(width)
+        for head, text, width in zip(heads, texts, widths, strict=True)
+    ]
+    return _GAP.join(cells).rstrip()
+
+
+def _shrink(heads: Sequence[Column], widths: list[int], out: TextIO) -> list[int]:
+    """Take what a terminal has no room for from the wide columns, the widest first; never when piped."""
+    if not out.isatty():
+        return widths
+    import shutil
+
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - shutil.get_terminal_size().columns
+    while excess > 0:
+        wide = [index for index, head in enumerate(heads) if head.wide and widths[index] > _NARROWEST]
+        if not wide:
+            break
+        widest = max(wide, key=lambda index: widths[index])
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
+def _bold(text: str, out: TextIO) -> str:
+    import os
+
+    return f"\x1b[1m{text}\x1b[0m" if out.isatty() and "NO_COLOR" not in os.environ else text
