@@ -1,0 +1,36 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+export PYTHON
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: ## make .venv with the remuda command in it
+	@scripts/setup.sh user
+
+setup-dev:
+	@scripts/setup.sh dev
+
+demo: setup ## train a small CNN on this machine, lose the node, resume, read the bill
+	@scripts/demo.sh
+
+test: setup-dev ## run every test that this machine can run; says what it skips and why
+	@scripts/test.sh $(ARGS)
+
+check: setup-dev ## lint, types, import contracts, sizes, generated docs
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-cache
+	@.venv/bin/python scripts/check_sizes.py
+
+docs: setup-dev ## write the generated reference pages again
+	@.venv/bin/python scripts/docs/generate.py
+
+bench: setup-dev ## run every benchmark and print its table
+	@for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python $$file || exit 1; done
+
+clean: ## remove .venv and caches
+	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+
+.PHONY: help setup setup-dev demo test check docs bench clean
