@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -62,7 +63,7 @@ class Checkpoint:
         self.path = folder / "state.pt"
         folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, state: dict[str, object]) -> None:
+    def save(self, state: dict[str, Any]) -> None:
         half = self.path.with_suffix(".half")
         with half.open("wb") as file:
             torch.save(state, file)
@@ -70,7 +71,7 @@ class Checkpoint:
             os.fsync(file.fileno())
         half.rename(self.path)
 
-    def load(self) -> dict[str, object] | None:
+    def load(self) -> dict[str, Any] | None:
         return torch.load(self.path, weights_only=True) if self.path.exists() else None
 
 
@@ -81,87 +82,98 @@ def report(**values: float | str) -> None:
             file.write(json.dumps(values) + "\n")
 
 
-def main() -> int:
+class Training:
+    """Model, optimizer and how far they are; what a checkpoint keeps."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.batch, self.epochs = arguments.batch, arguments.epochs
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.train_x, self.train_y, self.test_x, self.test_y = (tensor.to(self.device) for tensor in load_images())
+        self.model = Net(arguments.width).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=arguments.lr)
+        self.epoch, self.step, self.accuracy = 0, 0, 0.0
+        self.steps = len(self.train_y) // self.batch  # of one epoch
+        self.kept_s, self.started = 0.0, time.monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of work so far, over all attempts."""
+        return self.kept_s + time.monotonic() - self.started
+
+    def state(self) -> dict[str, Any]:
+        progress = {"epoch": self.epoch, "step": self.step, "seconds": self.spent_s, "rng": torch.get_rng_state()}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **progress}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"])
+        self.epoch, self.step, self.kept_s = state["epoch"], state["step"], state["seconds"]
+
+    def run_epoch(self, leaving: list[int]) -> float:
+        """Train to the end of this epoch, or until asked to leave; return the last loss."""
+        order = torch.randperm(len(self.train_y), generator=torch.Generator().manual_seed(self.epoch)).to(self.device)
+        self.model.train()
+        loss = torch.zeros(())
+        while self.step < self.steps and not leaving:
+            chosen = order[self.step * self.batch : (self.step + 1) * self.batch]
+            loss = F.cross_entropy(self.model(shift(self.train_x[chosen])), self.train_y[chosen])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.step += 1
+        if self.step == self.steps:
+            self.epoch, self.step = self.epoch + 1, 0
+            self.accuracy = self.test()
+        return loss.item()
+
+    @torch.no_grad()
+    def test(self) -> float:
+        self.model.eval()
+        return (self.model(self.test_x).argmax(1) == self.test_y).float().mean().item()
+
+    def tell(self, loss: float) -> None:
+        left = self.spent_s / self.epoch * (self.epochs - self.epoch)
+        print(
+            f"epoch {self.epoch:3d}/{self.epochs}  loss {loss:.4f}  accuracy {self.accuracy:.4f}  {left:.0f} s left",
+            flush=True,
+        )
+        figures = {"loss": round(loss, 4), "accuracy": round(self.accuracy, 4), "left_s": round(left, 1)}
+        report(done=self.epoch, total=self.epochs, unit="epochs", **figures)
+
+
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--width", type=int, default=48, help="channels of the first convolution")
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> int:
     leaving: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: leaving.append(number))
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train_x, train_y, test_x, test_y = (tensor.to(device) for tensor in load_images())
-    model = Net(arguments.width).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    training = Training(read_arguments())
     checkpoint = Checkpoint(Path(os.environ.get("REMUDA_CHECKPOINT_DIR", "checkpoints")))
-
-    epoch, step, seconds = 0, 0, 0.0
-    if saved := checkpoint.load():
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        torch.set_rng_state(saved["rng"])
-        epoch, step, seconds = saved["epoch"], saved["step"], saved["seconds"]
-        print(f"resumed at epoch {epoch}, step {step}: {seconds:.1f} s of work kept", flush=True)
+    if state := checkpoint.load():
+        training.resume(state)
+        print(
+            f"resumed at epoch {training.epoch}, step {training.step}: {training.kept_s:.1f} s of work kept", flush=True
+        )
     else:
-        print(
-            f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(train_y)} images, on {device}", flush=True
-        )
-
-    def save() -> None:
-        checkpoint.save(
-            {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "rng": torch.get_rng_state(),
-                "epoch": epoch,
-                "step": step,
-                "seconds": seconds + time.monotonic() - started,
-            }
-        )
-
-    started = time.monotonic()
-    steps = len(train_y) // arguments.batch
-    total_steps = arguments.epochs * steps
-    accuracy = 0.0
-    while epoch < arguments.epochs:
-        order = torch.randperm(len(train_y), generator=torch.Generator().manual_seed(epoch)).to(device)
-        model.train()
-        while step < steps:
-            chosen = order[step * arguments.batch : (step + 1) * arguments.batch]
-            loss = F.cross_entropy(model(shift(train_x[chosen])), train_y[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step += 1
-            if leaving:
-                save()
-                print(f"asked to leave: saved at epoch {epoch}, step {step}", flush=True)
-                return CHECKPOINTED
-        epoch, step = epoch + 1, 0
-        model.eval()
-        with torch.no_grad():
-            accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
-        save()
-        spent = seconds + time.monotonic() - started
-        left = spent / (epoch * steps) * (total_steps - epoch * steps)
-        print(
-            f"epoch {epoch:3d}/{arguments.epochs}  loss {loss.item():.4f}  accuracy {accuracy:.4f}  {left:.0f} s left",
-            flush=True,
-        )
-        report(
-            done=epoch,
-            total=arguments.epochs,
-            unit="epochs",
-            loss=round(loss.item(), 4),
-            accuracy=round(accuracy, 4),
-            left_s=round(left, 1),
-        )
+        parameters = sum(p.numel() for p in training.model.parameters())
+        print(f"{parameters:,} parameters, {len(training.train_y)} images, on {training.device}", flush=True)
+    while training.epoch < training.epochs:
+        loss = training.run_epoch(leaving)
+        checkpoint.save(training.state())
+        if leaving:
+            print(f"asked to leave: saved at epoch {training.epoch}, step {training.step}", flush=True)
+            return CHECKPOINTED
+        training.tell(loss)
     print(
-        f"accuracy {accuracy:.4f} on {TEST_IMAGES} images never trained on, {seconds + time.monotonic() - started:.1f} s",
-        flush=True,
+        f"accuracy {training.test():.4f} on {TEST_IMAGES} images never trained on, {training.spent_s:.1f} s", flush=True
     )
     return 0
 
