@@ -6,6 +6,7 @@ Errors:
   + Stale        somebody wrote a newer version first; read again
   + NotFound     no such row (in this project)
   + Conflict     the name is taken
+  + Mismatch     bytes are not what their hash says, or a document could not be read back; do not send it again
   + Held         the devices, CPUs or memory are held by another gang
   + Full         the disk or database has no room; nothing was written
   + Unusable     the database is newer than this program, damaged or unreachable; a person must act
@@ -38,6 +39,10 @@ class Conflict(StoreError):
     """The name is taken."""
 
 
+class Mismatch(StoreError):
+    """The bytes are not what their hash says, or a document could not be read back; do not send it again."""
+
+
 class Held(StoreError):
     """Another gang holds what was asked for."""
 
@@ -54,8 +59,11 @@ class Unusable(StoreError):
 class Changes:
     """One atomic write. Rows carry the version they were read at; version 0 means insert.
 
-    Each stored row gets version + 1. A guard that fails raises Stale and nothing is written. Holds are checked
-    against their host's row and the other holds in the same transaction. `release` names gangs whose holds end.
+    Each stored row gets version + 1. A guard that fails raises Stale and nothing is written; so does an insert of
+    what exists, and an update that moves a row to another project or renames a job. A row whose parent (job,
+    attempt, host) does not exist raises NotFound. They are applied in the order of `release`, jobs, attempts,
+    nodes, events, charges, holds. Holds are checked against their host's row and the other holds in the same
+    transaction. `release` names gangs whose holds end.
     """
 
     jobs: Sequence[Job] = ()
@@ -135,8 +143,14 @@ class Store(Protocol):
     async def next_waiting(self, now: datetime) -> datetime | None:
         """The earliest `not_before` still ahead among queued jobs."""
 
-    async def queue_position(self, job: Job) -> int:
-        """1 for the job that is next; counts queued jobs of all projects that go first."""
+    async def queue_position(self, job: Job, now: datetime | None = None) -> int:
+        """1 for the job that is next, 0 for one that is not queued; counts queued jobs of all projects that go first.
+
+        With `now`, those that must not start yet are not counted.
+        """
+
+    async def snapshots(self) -> Collection[str]:
+        """Content hashes of the working folders of all jobs: what a sweep of blobs must keep."""
 
     async def unfinished(self) -> Sequence[str]:
         """Ids of jobs that are not ended or have an attempt that is not ended."""
@@ -152,10 +166,18 @@ class Store(Protocol):
         """By rank."""
 
     async def node(self, attempt_id: str, rank: int) -> Node: ...
-    async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]: ...
-    async def charges(self, job_id: str) -> Sequence[Charge]: ...
-    async def spent(self, project: str, since: datetime | None = None) -> Money: ...
-    async def put_host(self, host: Host) -> None: ...
+    async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
+        """Oldest first, those with an id above `after`."""
+
+    async def charges(self, job_id: str) -> Sequence[Charge]:
+        """By attempt, rank and time."""
+
+    async def spent(self, project: str, since: datetime | None = None) -> Money:
+        """What the project's charges sum to; with `since`, of those that began then or later."""
+
+    async def put_host(self, host: Host) -> None:
+        """Insert or replace; what is held on it stays held, even where the host has become smaller."""
+
     async def hosts(self) -> Sequence[Host]: ...
     async def holds(self, host: str | None = None) -> Sequence[Hold]: ...
     async def put_secret(self, secret: Secret) -> None: ...
