@@ -170,6 +170,7 @@ class Attempt:
     finished_at: datetime | None = None  # the work's end
     ended_at: datetime | None = None  # the gang's end
     missed_looks: int = 0  # looks in a row in which the provider did not know the gang
+    missed_at: datetime | None = None  # the last of them
     drill_until: datetime | None = None  # a fire drill takes the gang away at this time
     checkpoint_at: datetime | None = None  # newest complete checkpoint
     version: int = 0
@@ -204,6 +205,7 @@ class Node:
     running_at: datetime | None = None
     exited_at: datetime | None = None
     heard_at: datetime | None = None
+    notice_until: datetime | None = None  # the place said that it takes this node away then
     telemetry: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float | str] = field(default_factory=dict)
     version: int = 0

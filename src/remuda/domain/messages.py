@@ -1,0 +1,140 @@
+"""What an agent and the control plane say to each other; `docs/concepts/agent-protocol.md` is the wire's own page.
+
+The API decodes requests into `Message` and encodes the answers; agents that live in this process pass them as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from remuda.domain.jobs import Order, Outcome
+from remuda.domain.tasks import Scalar
+
+
+class MessageKind(StrEnum):
+    """What an agent reports."""
+
+    SETUP = "setup"
+    RUNNING = "running"
+    PROGRESS = "progress"
+    CHECKPOINT = "checkpoint"
+    NOTICE = "notice"
+    TELEMETRY = "telemetry"
+    EVENT = "event"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One numbered message of one rank. Each kind uses the fields that its row of the protocol's table names."""
+
+    seq: int  # from 1, without gaps
+    at: datetime  # by the node's clock
+    kind: MessageKind
+    setup_reused: bool = False  # running
+    values: dict[str, float | str] = field(default_factory=dict)  # progress, telemetry
+    bytes: int = 0  # checkpoint
+    files: int = 0  # checkpoint
+    newest_at: datetime | None = None  # checkpoint
+    seconds: float | None = None  # notice: how long until the node goes
+    source: str = ""  # notice
+    name: str = ""  # event
+    text: str = ""  # event
+    outcome: Outcome | None = None  # exited
+    exit_code: int | None = None  # exited
+    reason: str = ""  # exited
+    log_bytes: int = 0  # exited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What an agent found where it started."""
+
+    hostname: str = ""
+    python: str = ""
+    platform: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointWork:
+    """The folder that outlives attempts: `path` in the working folder leads to `storage`."""
+
+    path: str
+    storage: str
+    every_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The work of one gang, as it is given with a granted claim. Holds opened secrets: never log or store it."""
+
+    job: str
+    job_id: str
+    project: str
+    attempt: int
+    nodes: int
+    addresses: Sequence[str]  # by rank
+    master_port: int
+    accelerators_per_node: int
+    run: str
+    setup: str | None = None
+    setup_key: str | None = None  # equal keys: a finished setup can be used again
+    image: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    params: dict[str, Scalar] = field(default_factory=dict)
+    workdir: dict[str, str] | None = None  # {"snapshot": hash}
+    git: dict[str, str] | None = None  # {"url", "commit"}
+    checkpoint: CheckpointWork | None = None
+    inputs: Sequence[dict[str, str]] = ()  # {"source", "target"}
+    outputs: Sequence[dict[str, str]] = ()
+    grace_s: float = 10
+    idle_s: float | None = None
+    log_limit_mib: int = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """The claim is granted and the gang is whole: do the work."""
+
+    work: Assignment
+    lease: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The claim is granted but ranks are missing: ask again after this long."""
+
+    after: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """No claim: another agent has it, or the attempt is over. Leave without doing anything."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Every message up to `seq` is applied and stored."""
+
+    seq: int
+    lease: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotYours:
+    """The claim is not this agent's, or its attempt is over: stop the work and leave."""
+
+    reason: str
+
+
+class AgentCalls(Protocol):
+    """What an agent may ask of the control plane."""
+
+    async def claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused: ...
+    async def messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours: ...
+    async def order(self, gang: str, rank: int, after: int) -> Order | None: ...
