@@ -1,0 +1,80 @@
+"""Which of a task's limits an estimate would break, and by how much."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Task
+from remuda.domain.units import Money, format_duration, format_usd
+from remuda.planner.placements import Limit, LimitMiss, Situation
+
+_NO_TIME = timedelta(0)
+
+
+class Limiter:
+    """The limits of one task in one situation. What is unknown breaks no limit: the running job will be held to it."""
+
+    def __init__(self, task: Task, situation: Situation, now: datetime) -> None:
+        limits = task.limits
+        deadline = deadline_of(task, situation.submitted_at or now)
+        self._nodes = task.nodes
+        self._left: Mapping[Limit, timedelta | None] = {
+            Limit.DURATION: None if limits.duration is None else max(_NO_TIME, limits.duration - situation.ran),
+            Limit.DEADLINE: None if deadline is None else max(_NO_TIME, deadline - now),
+        }
+        self._budget = None if limits.budget is None else max(Money(0), limits.budget - situation.spent)
+        self._past = deadline is not None and deadline <= now
+        self._any = self._budget is not None or any(left is not None for left in self._left.values())
+
+    def broken(
+        self, offer: Offer, run_time: timedelta | None, wall_time: timedelta | None, cost: Money | None
+    ) -> tuple[Limit, float] | None:
+        """The first limit, in the order of `Limit`, that the offer would break, and estimate over limit; or None."""
+        if not self._any:
+            return None
+        for limit, length in ((Limit.DURATION, run_time), (Limit.DEADLINE, wall_time)):
+            left = self._left[limit]
+            if left is not None and length is not None and length > left:
+                return limit, length / left if left else float("inf")
+        if self._past:
+            return Limit.DEADLINE, float("inf")
+        floor = self._at_least(offer, cost)
+        if self._budget is not None and floor > self._budget:
+            return Limit.BUDGET, floor.micros / self._budget.micros if self._budget.micros else float("inf")
+        return None
+
+    def explain(
+        self,
+        offer: Offer,
+        run_time: timedelta | None,
+        wall_time: timedelta | None,
+        cost: Money | None,
+        broken: tuple[Limit, float],
+    ) -> LimitMiss:
+        """Say what `broken` found, for people."""
+        limit, excess = broken
+        match limit:
+            case Limit.BUDGET:
+                floor, budget = self._at_least(offer, cost), self._budget or Money(0)
+                text = f"would cost {format_usd(floor)}, your budget leaves {format_usd(budget)}"
+            case Limit.DURATION | Limit.DEADLINE:
+                length = run_time if limit is Limit.DURATION else wall_time
+                left = format_duration(self._left[limit] or _NO_TIME)
+                verb = "run" if limit is Limit.DURATION else "take"
+                text = (
+                    f"would {verb} {format_duration(length)}, your {limit} leaves {left}"
+                    if length is not None
+                    else "your deadline has passed"
+                )
+        return LimitMiss(offer=offer, limit=limit, text=text, excess=excess)
+
+    def _at_least(self, offer: Offer, cost: Money | None) -> Money:
+        """What must be paid: the estimate, or where there is none the minimum charge."""
+        return cost if cost is not None else offer.rate.times(self._nodes).over(offer.minimum_charge)
+
+
+def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:
+    """The earlier of the task's two ways to state a deadline."""
+    after = task.limits.deadline_after
+    stated = [task.limits.deadline, None if after is None else submitted_at + after]
+    return min((moment for moment in stated if moment is not None), default=None)

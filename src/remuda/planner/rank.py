@@ -1,0 +1,232 @@
+"""A task and the offers that fit it -> ranked placements. Called by `control` for real and by `plan` to show.
+
+Offers are said to fit one by one (by the catalog); what is decided here is their order and whether the limits of the
+task can be kept.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from heapq import nsmallest
+
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import Task
+from remuda.domain.units import HourlyRate, Money, format_duration
+from remuda.planner.limits import Limiter
+from remuda.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss
+from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
+from remuda.planner.work import estimate, start_time
+
+_LONG = timedelta.max
+
+
+def rank(
+    task: Task,
+    offers: Iterable[Offer],
+    *,
+    now: datetime,
+    avoid: Collection[str] = (),
+    by: Objective = Objective.COST,
+    situation: Situation | None = None,
+    limit: int | None = None,
+) -> list[Placement]:
+    """The placements that keep the task's limits, best first; see `plan` for what `avoid` and the order mean."""
+    return list(plan(task, offers, now=now, avoid=avoid, by=by, situation=situation, limit=limit).placements)
+
+
+def plan(
+    task: Task,
+    offers: Iterable[Offer],
+    *,
+    now: datetime,
+    avoid: Collection[str] = (),
+    by: Objective = Objective.COST,
+    situation: Situation | None = None,
+    limit: int | None = None,
+) -> Plan:
+    """Rank `offers`, each of which fits one node of `task`, and count those that would break a limit.
+
+    Order: offers whose key is in `avoid` come last (a caller that would rather wait drops those `avoided`), before
+    them those whose place says that it has too few nodes now. Then, by cost, those with a known total by total, then
+    the others by price per hour; by time, the same with the expected finish before the cost. Ties go to the lower
+    price per hour and then to the offer's key, so that equal questions have equal answers.
+    """
+    known = situation or Situation()
+    course = _Courses(task)
+    limiter = Limiter(task, known, now)
+    kept: list[_Scored] = []
+    rejected: Counter[Limit] = Counter()
+    misses: dict[Limit, LimitMiss] = {}
+    for offer in offers:
+        scored = _score(task, offer, course(offer), known)
+        figures = (offer, scored.course.run_time, scored.course.wall_time, scored.cost)
+        broken = limiter.broken(*figures)
+        if broken is None:
+            kept.append(scored)
+            continue
+        which, excess = broken
+        rejected[which] += 1
+        best = misses.get(which)
+        if best is None or (excess, offer.key) < (best.excess, best.offer.key):
+            misses[which] = limiter.explain(*figures, broken)
+    order = _order(task, avoid, by)
+    best_first = sorted(kept, key=order) if limit is None else nsmallest(limit, kept, key=order)
+    return Plan(
+        placements=tuple(_placement(task, scored, known, now, avoid) for scored in best_first),
+        considered=len(kept) + rejected.total(),
+        kept=len(kept),
+        rejected={which: rejected[which] for which in Limit if rejected[which]},
+        misses=tuple(misses[which] for which in Limit if which in misses),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """What is expected of every offer of one shape: all but the price."""
+
+    run_time: timedelta | None
+    wall_time: timedelta | None
+    loss: SpotLoss | None
+    notes: tuple[str, ...]
+
+
+class _Courses:
+    """Courses by shape: a catalog has many prices for few shapes, so each is worked out once."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._known: dict[tuple[object, ...], _Course] = {}
+
+    def __call__(self, offer: Offer) -> _Course:
+        shape = (
+            offer.accelerator,
+            offer.accelerator_count,
+            offer.accelerator_memory_mib,
+            offer.vcpus,
+            offer.purchase,
+            offer.shared,
+        )
+        course = self._known.get(shape)
+        if course is None:
+            course = self._known[shape] = _expect(self._task, offer)
+        return course
+
+
+def _expect(task: Task, offer: Offer) -> _Course:
+    estimated = estimate(task, offer)
+    start = start_time(offer)
+    run = estimated.run_time
+    if offer.purchase is not Purchase.SPOT:
+        return _Course(run_time=run, wall_time=None if run is None else start + run, loss=None, notes=estimated.notes)
+    per_hour = SPOT_PREEMPTIONS_PER_HOUR * task.nodes
+    every, write = chosen_interval(task.checkpoint, per_hour)
+    course = None if run is None else disturb(run, start=start, per_hour=per_hour, every=every, write=write)
+    notes = (*estimated.notes, *_spot_notes(task, per_hour, every))
+    if run is None or course is None:
+        loss = SpotLoss(per_hour=per_hour, checkpoint_every=every)
+        if run is not None:
+            notes = (*notes, "would hardly ever finish on spot: write checkpoints, or more often")
+        return _Course(run_time=run, wall_time=None, loss=loss, notes=notes)
+    extra = course.wall_time - start - run
+    loss = SpotLoss(per_hour=per_hour, checkpoint_every=every, preemptions=course.preemptions, time=extra)
+    if task.retry.preemption is not None and course.preemptions > task.retry.preemption:
+        notes = (*notes, f"more preemptions expected than retry.preemption: {task.retry.preemption} allows")
+    return _Course(run_time=run, wall_time=course.wall_time, loss=loss, notes=notes)
+
+
+def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[str, ...]:
+    between = f"preempted about every {format_duration(timedelta(hours=1 / per_hour))} (assumed)"
+    if every is None:
+        return (f"{between}; no checkpoint: each time from the start",)
+    if task.checkpoint is not None and task.checkpoint.every is None:
+        return (f"{between}; a checkpoint each {format_duration(every)} assumed",)
+    return (between,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    offer: Offer
+    course: _Course
+    rate: HourlyRate  # of the gang
+    cost: Money | None
+    egress: Money | None
+
+
+def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scored:
+    rate = offer.rate.times(task.nodes)
+    egress = _egress(offer, known)
+    if course.wall_time is None:
+        return _Scored(offer, course, rate, None, egress)
+    # A minimum is charged per node life; lives beyond the first are few and long, so it is counted once.
+    cost = rate.over(max(course.wall_time, offer.minimum_charge))
+    return _Scored(offer, course, rate, cost + egress if egress else cost, egress)
+
+
+def egress_price(offer: Offer, known: Situation) -> Money | None:
+    """What a GiB leaving this place costs; None where nobody said."""
+    if offer.shared:
+        return Money(0)
+    return known.egress.get(f"{offer.provider}/{offer.region}", known.egress.get(offer.provider))
+
+
+def _egress(offer: Offer, known: Situation) -> Money | None:
+    price = egress_price(offer, known) if known.output_mib is not None else None
+    if price is None or known.output_mib is None:
+        return None
+    return Money((2 * price.micros * known.output_mib + 1024) // 2048)
+
+
+def _order(task: Task, avoid: Collection[str], by: Objective) -> Callable[[_Scored], tuple[object, ...]]:
+    def order(scored: _Scored) -> tuple[object, ...]:
+        key = scored.offer.key
+        wall = scored.course.wall_time or _LONG
+        cost = scored.cost.micros if scored.cost is not None else -1
+        measure = (cost, wall) if by is Objective.COST else (wall, cost)
+        late = (bool(avoid) and key in avoid, not _is_available(task, scored.offer))
+        return (*late, scored.cost is None, *measure, scored.rate.micros_per_hour, key)
+
+    return order
+
+
+def _is_available(task: Task, offer: Offer) -> bool:
+    return offer.capacity is None or offer.capacity >= task.nodes
+
+
+def _placement(task: Task, scored: _Scored, known: Situation, now: datetime, avoid: Collection[str]) -> Placement:
+    offer, course = scored.offer, scored.course
+    available = _is_available(task, offer)
+    notes = [] if available else [f"{offer.capacity} of {task.nodes} nodes free now"]
+    notes += course.notes
+    price = egress_price(offer, known)
+    if known.output_mib is not None and scored.egress is None:
+        notes.append("egress price unknown, not in the total")
+    elif known.output_mib is None and task.outputs and price:
+        notes.append(f"data out ${price.usd:.2f}/GiB, not in the total")
+    if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
+        left = task.limits.budget - known.spent
+        hours = timedelta(hours=max(0, left.micros) / scored.rate.micros_per_hour)
+        notes.append(f"the budget lasts {format_duration(hours)}")
+    loss = course.loss
+    if loss is not None and loss.time is not None:
+        loss = SpotLoss(
+            per_hour=loss.per_hour,
+            checkpoint_every=loss.checkpoint_every,
+            preemptions=loss.preemptions,
+            time=loss.time,
+            cost=scored.rate.over(loss.time),
+        )
+    return Placement(
+        offer=offer,
+        nodes=task.nodes,
+        rate=scored.rate,
+        run_time=course.run_time,
+        wall_time=course.wall_time,
+        finish=None if course.wall_time is None else now + course.wall_time,
+        cost=scored.cost,
+        spot_loss=loss,
+        egress=scored.egress,
+        available=available,
+        avoided=offer.key in avoid,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,249 @@
+"""Placements in order of total cost, price per hour or finish, within the task's limits."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Task, Transfer, Work
+from remuda.domain.units import HourlyRate, Money
+from remuda.planner.placements import Limit, Objective, Situation
+from remuda.planner.rank import plan, rank
+from remuda.planner.work import MACHINE_START
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+SLOW_DEAR = Work(samples=3600.0, rates={"cpu:4": 1.0, "cpu:8": 4.0})
+
+
+def make_offer(name: str, usd: float, vcpus: float = 4, purchase: Purchase = Purchase.ON_DEMAND) -> Offer:
+    return Offer(
+        provider="p",
+        region="r",
+        instance_type=name,
+        vcpus=vcpus,
+        memory_mib=1024,
+        purchase=purchase,
+        rate=HourlyRate(round(usd * 1e6)),
+    )
+
+
+def make_task(work: Work | None = None, limits: Limits | None = None, nodes: int = 1) -> Task:
+    return Task(name="t", run="true", work=work, limits=limits or Limits(), nodes=nodes)
+
+
+def names(placements: object) -> list[str]:
+    assert isinstance(placements, (list, tuple))
+    return [placement.offer.instance_type for placement in placements]
+
+
+def test_without_work_the_price_per_hour_decides_and_nothing_is_made_up() -> None:
+    placements = rank(make_task(), [make_offer("dear", 2), make_offer("cheap", 1)], now=NOW)
+    assert names(placements) == ["cheap", "dear"]
+    assert placements[0].cost is None
+    assert placements[0].finish is None
+
+
+def test_with_work_the_total_decides() -> None:
+    placements = rank(make_task(SLOW_DEAR), [make_offer("slow", 1, 4), make_offer("fast", 2, 8)], now=NOW)
+    assert names(placements) == ["fast", "slow"]
+    fast = placements[0]
+    assert fast.run_time == timedelta(minutes=15)
+    assert fast.wall_time == MACHINE_START + timedelta(minutes=15)
+    assert fast.finish == NOW + MACHINE_START + timedelta(minutes=15)
+    assert fast.cost == HourlyRate(2_000_000).over(MACHINE_START + timedelta(minutes=15))
+
+
+def test_by_time_the_finish_decides() -> None:
+    offers = [make_offer("slow", 0.1, 4), make_offer("fast", 9, 8)]
+    assert names(rank(make_task(SLOW_DEAR), offers, now=NOW)) == ["slow", "fast"]
+    assert names(rank(make_task(SLOW_DEAR), offers, now=NOW, by=Objective.TIME)) == ["fast", "slow"]
+
+
+def test_the_rate_is_the_whole_gangs() -> None:
+    (placement,) = rank(make_task(nodes=3), [make_offer("a", 1)], now=NOW)
+    assert placement.rate == HourlyRate(3_000_000)
+
+
+def test_unknown_times_come_after_known_ones() -> None:
+    work = Work(samples=3600.0, rates={"cpu": 1.0})
+    task = replace(make_task(work), resources=Resources(accelerators=(AcceleratorNeed(count_min=0),)))
+    unknown = replace(make_offer("gpu", 0.01), accelerator="NoSuchThing", accelerator_count=1)
+    assert names(rank(task, [unknown, make_offer("cpu", 5)], now=NOW)) == ["cpu", "gpu"]
+
+
+def test_ties_go_to_the_key() -> None:
+    offers = [make_offer("b", 1), make_offer("a", 1), make_offer("c", 1)]
+    assert names(rank(make_task(), offers, now=NOW)) == ["a", "b", "c"]
+
+
+def test_avoided_offers_come_last_and_say_so() -> None:
+    cheap, dear = make_offer("cheap", 1), make_offer("dear", 2)
+    placements = rank(make_task(), [cheap, dear], now=NOW, avoid={cheap.key})
+    assert names(placements) == ["dear", "cheap"]
+    assert [placement.avoided for placement in placements] == [False, True]
+
+
+def test_places_that_are_full_now_come_after_those_that_are_not() -> None:
+    full = replace(make_offer("full", 1), capacity=1)
+    free, full_now = rank(make_task(nodes=2), [full, make_offer("free", 2)], now=NOW)
+    assert (free.offer.instance_type, full_now.available) == ("free", False)
+    assert full_now.notes[0] == "1 of 2 nodes free now"
+
+
+def test_the_minimum_charge_is_part_of_the_total() -> None:
+    offer = replace(make_offer("a", 6), minimum_charge=10 * HOUR)
+    (placement,) = rank(make_task(SLOW_DEAR), [offer], now=NOW)
+    assert placement.cost == Money(60_000_000)
+
+
+def test_a_limit_leaves_the_best_and_counts_all() -> None:
+    made = plan(make_task(), [make_offer(str(n), n) for n in range(1, 9)], now=NOW, limit=2)
+    assert names(made.placements) == ["1", "2"]
+    assert (made.considered, made.kept) == (8, 8)
+
+
+def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
+    limits = Limits(duration=timedelta(minutes=30), budget=Money(1_000_000))
+    offers = [make_offer("slow", 0.1, 4), make_offer("dear", 9, 8), make_offer("dearer", 99, 8), make_offer("ok", 1, 8)]
+    made = plan(make_task(SLOW_DEAR, limits), offers, now=NOW)
+    assert names(made.placements) == ["ok"]
+    assert made.rejected == {Limit.DURATION: 1, Limit.BUDGET: 2}
+    assert [miss.offer.instance_type for miss in made.misses] == ["slow", "dear"]
+    assert made.misses[0].text == "would run 1h00m, your duration leaves 30m00s"
+    assert made.misses[1].text == "would cost $2.55, your budget leaves $1.00"
+
+
+def test_what_was_spent_and_run_counts_against_the_limits() -> None:
+    limits = Limits(duration=2 * HOUR, budget=Money(2_000_000))
+    offer = make_offer("a", 1)
+    assert rank(make_task(SLOW_DEAR, limits), [offer], now=NOW)
+    ran = Situation(ran=HOUR + timedelta(minutes=1))
+    spent = Situation(spent=Money(1_500_000))
+    assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=ran).rejected == {Limit.DURATION: 1}
+    assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=spent).rejected == {Limit.BUDGET: 1}
+
+
+def test_a_deadline_counts_from_the_submission() -> None:
+    task = make_task(SLOW_DEAR, Limits(deadline_after=2 * HOUR))
+    offer = make_offer("a", 1)
+    assert rank(task, [offer], now=NOW)
+    late = plan(task, [offer], now=NOW, situation=Situation(submitted_at=NOW - HOUR))
+    assert late.misses[0].text == "would take 1h02m, your deadline leaves 1h00m"
+
+
+def test_a_deadline_that_has_passed_rejects_even_what_has_no_estimate() -> None:
+    made = plan(make_task(limits=Limits(deadline=NOW)), [make_offer("a", 1)], now=NOW)
+    assert made.misses[0].text == "your deadline has passed"
+
+
+def test_an_unknown_cost_breaks_no_budget_but_says_how_long_it_lasts() -> None:
+    (placement,) = rank(make_task(limits=Limits(budget=Money(6_000_000))), [make_offer("a", 2)], now=NOW)
+    assert "the budget lasts 3h00m" in placement.notes
+
+
+def test_spot_costs_more_time_and_says_how_much() -> None:
+    task = replace(
+        make_task(Work(samples=36000.0, rates={"cpu": 1.0})), checkpoint=Checkpoint(path="c", every=HOUR / 6)
+    )
+    (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
+    loss = placement.spot_loss
+    assert loss is not None
+    assert loss.time is not None
+    assert placement.run_time == 10 * HOUR
+    assert placement.wall_time == placement.run_time + MACHINE_START + loss.time
+    assert loss.cost == placement.rate.over(loss.time)
+    assert loss.preemptions is not None
+    assert 2 < loss.preemptions < 2.2  # 10 h at 0.2 per hour, and a little for work done again
+
+
+def test_spot_without_checkpoints_is_dearer_than_with_and_may_be_hopeless() -> None:
+    def cost(hours: float, checkpoint: Checkpoint | None) -> Money | None:
+        task = replace(make_task(Work(samples=3600 * hours, rates={"cpu": 1.0})), checkpoint=checkpoint)
+        return rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)[0].cost
+
+    with_one, without = cost(10, Checkpoint(path="c")), cost(10, None)
+    assert with_one is not None
+    assert without is not None
+    assert with_one < without
+    assert cost(100, None) is None
+
+
+def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
+    task = replace(make_task(Work(samples=360000.0, rates={"cpu": 1.0})), checkpoint=Checkpoint(path="c"))
+    task = replace(task, retry=Retry(preemption=2))
+    (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
+    assert any("retry.preemption: 2" in note for note in placement.notes)
+
+
+def test_egress_is_priced_where_size_and_price_are_known() -> None:
+    offer = make_offer("a", 0)
+    known = Situation(output_mib=2048, egress={"p": Money(90_000), "p/r": Money(100_000)})
+    (placement,) = rank(make_task(SLOW_DEAR), [offer], now=NOW, situation=known)
+    assert placement.egress == Money(200_000)
+    assert placement.cost == Money(200_000)
+
+
+def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
+    (placement,) = rank(make_task(SLOW_DEAR), [make_offer("a", 0)], now=NOW, situation=Situation(output_mib=2048))
+    assert placement.egress is None
+    assert "egress price unknown, not in the total" in placement.notes
+
+
+def test_the_price_per_gib_is_noted_where_only_the_size_is_unknown() -> None:
+    task = replace(make_task(), outputs=(Transfer(source="out", target="s3://b/out"),))
+    (placement,) = rank(task, [make_offer("a", 0)], now=NOW, situation=Situation(egress={"p": Money(90_000)}))
+    assert "data out $0.09/GiB, not in the total" in placement.notes
+
+
+offers = st.lists(
+    st.builds(
+        make_offer,
+        st.text("abcd", min_size=1, max_size=4),
+        st.integers(0, 5),
+        st.sampled_from([2, 4, 8, 16]),
+        st.sampled_from([Purchase.ON_DEMAND, Purchase.SPOT]),
+    ),
+    max_size=12,
+    unique_by=lambda offer: offer.key,
+)
+tasks = st.builds(
+    make_task,
+    st.sampled_from([None, SLOW_DEAR, Work(flops=1e15, precision="fp32")]),
+    st.builds(
+        Limits,
+        budget=st.none() | st.integers(0, 5_000_000).map(Money),
+        duration=st.none() | st.integers(0, 7200).map(lambda s: timedelta(seconds=s)),
+        deadline_after=st.none() | st.integers(0, 7200).map(lambda s: timedelta(seconds=s)),
+    ),
+    st.integers(1, 4),
+)
+
+
+@given(tasks, offers, st.randoms(), st.sampled_from(Objective))
+def test_the_order_does_not_depend_on_the_order_of_the_question(
+    task: Task, given_offers: list[Offer], random: object, by: Objective
+) -> None:
+    shuffled = list(given_offers)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis hands out a random.Random
+    assert rank(task, given_offers, now=NOW, by=by) == rank(task, shuffled, now=NOW, by=by)
+
+
+@given(tasks, offers)
+def test_every_offer_is_kept_or_counted_and_what_is_kept_keeps_the_limits(
+    task: Task, given_offers: list[Offer]
+) -> None:
+    made = plan(task, given_offers, now=NOW)
+    assert made.considered == len(given_offers) == len(made.placements) + sum(made.rejected.values())
+    budget, duration, after = task.limits.budget, task.limits.duration, task.limits.deadline_after
+    for placement in made.placements:
+        assert budget is None or placement.cost is None or placement.cost <= budget
+        assert duration is None or placement.run_time is None or placement.run_time <= duration
+        assert after is None or placement.finish is None or placement.finish <= NOW + after
+
+
+@given(tasks, offers, st.integers(0, 15))
+def test_the_best_few_are_the_first_of_all(task: Task, given_offers: list[Offer], few: int) -> None:
+    assert rank(task, given_offers, now=NOW, limit=few) == rank(task, given_offers, now=NOW)[:few]
