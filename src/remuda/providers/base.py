@@ -9,16 +9,16 @@ Errors a provider may raise (anything else is a bug in the provider):
   + NotFound     what was named does not exist
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold, Host
-from remuda.domain.tasks import Task
+from remuda.domain.tasks import Scalar, Task
 from remuda.domain.units import HourlyRate
 
 
@@ -57,6 +57,30 @@ class Feature(StrEnum):
     MEMORY_LIMIT = "memory-limit"
 
 
+class SettingKind(StrEnum):
+    """What a setting's value must be."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    INTEGER = "integer"
+    FLAG = "true or false"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One key of a provider's table `[providers.<name>]`; the docs' table is made from it.
+
+    `default` None: unset; `consequence` says what happens then and otherwise.
+    """
+
+    name: str
+    kind: SettingKind
+    unit: str = ""  # "" where the value has none
+    default: Scalar | None = None
+    consequence: str
+    minimum: float | None = None  # of numbers, inclusive
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a provider says about itself; docs, `remuda check` and the contract suite read it."""
@@ -65,6 +89,7 @@ class Manifest:
     title: str
     docs: str
     lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
+    settings: Sequence[Setting] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +195,25 @@ class ChecksTasks(Protocol):
         """Reasons, each naming the field; () where all is honoured."""
 
 
+@runtime_checkable
+class Introduces(Protocol):
+    """A provider that can say as whom it would act and what it found; `remuda check` shows it."""
+
+    async def introduce(self) -> Sequence[tuple[str, str]]:
+        """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain, Refused."""
+
+
+def wall_clock() -> datetime:
+    """The time now; the default of a context's clock."""
+    return datetime.now(UTC)  # noqa: TID251 - tests and the simulation give another
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderContext:
-    """What a provider is given when it is made. `settings` is its own table of the settings file."""
+    """What a provider is given when it is made. `settings` is its own table, checked and with defaults filled in."""
 
     installation: str
     home: Path  # a folder of its own, mode 0700
-    settings: Mapping[str, str | int | float | bool]
+    settings: Mapping[str, Scalar]
     agent_command: Sequence[str] = ()  # starts the agent on this machine; the config file's path is appended
+    now: Callable[[], datetime] = wall_clock
