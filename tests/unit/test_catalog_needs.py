@@ -1,0 +1,79 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remuda.catalog.accelerators import find_accelerator, list_accelerators
+from remuda.catalog.needs import MOST, NeedError, format_need, parse_accelerator
+from remuda.domain.tasks import AcceleratorNeed
+
+GIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("H100:8", [AcceleratorNeed(name="H100", count_min=8)]),
+        ("h100-sxm5", [AcceleratorNeed(name="H100-SXM")]),
+        ("A100-80GB:8", [AcceleratorNeed(name="A100", count_min=8, memory_min_mib=80 * GIB, memory_max_mib=80 * GIB)]),
+        (
+            "A100:40GB..80GB:1..4",
+            [AcceleratorNeed(name="A100", count_max=4, memory_min_mib=40 * GIB, memory_max_mib=80 * GIB)],
+        ),
+        ("L4:2..", [AcceleratorNeed(name="L4", count_min=2, count_max=MOST)]),
+        ("24GB", [AcceleratorNeed(name="gpu", memory_min_mib=24 * GIB)]),
+        ("nvidia:1", [AcceleratorNeed(name="nvidia")]),
+        ("nvidia:H100:2", [AcceleratorNeed(name="H100", count_min=2)]),
+        ("any", [AcceleratorNeed(name=None)]),
+        (2, [AcceleratorNeed(name="gpu", count_min=2)]),
+        ("tpu-v5litepod:4", [AcceleratorNeed(name="TPU-v5e", count_min=4)]),
+        ("H100|A100:8", [AcceleratorNeed(name="H100", count_min=8), AcceleratorNeed(name="A100", count_min=8)]),
+        ("H100:4|A100:8", [AcceleratorNeed(name="H100", count_min=4), AcceleratorNeed(name="A100", count_min=8)]),
+    ],
+)
+def test_a_wish_is_read(text: str | int, expected: list[AcceleratorNeed]) -> None:
+    assert parse_accelerator(text) == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("H1000:8", "did you mean H100?"),
+        ("A100:8+", "2.. (two or more)"),
+        ("A100::8", "empty part"),
+        ("A100:8:4", "two counts"),
+        ("A100:80GB:40GB", "40GB..80GB"),
+        ("A10:H100", "H100:8|A100:8"),
+        ("A100:0", "at least 1"),
+        ("A100:4..2", "lower to the higher"),
+        ("A100:80GB..40GB", "smaller size first"),
+        ("", "expected accelerators such as H100:8"),
+        ("H100||A100", "expected accelerators such as H100:8"),
+        ("zzzz", "names known"),
+    ],
+)
+def test_a_wrong_wish_says_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(NeedError) as caught:
+        parse_accelerator(text)
+    assert said in str(caught.value)
+
+
+@given(
+    st.sampled_from([row.name for row in list_accelerators()]),
+    st.integers(1, 64),
+    st.none() | st.integers(0, 64),
+    st.none() | st.tuples(st.integers(1, 512), st.integers(0, 512)),
+)
+def test_what_is_printed_is_read_back(name: str, low: int, more: int | None, size: tuple[int, int] | None) -> None:
+    text = name + (f":{low}" if more is None else f":{low}..{low + more}")
+    if size:
+        text += f":{size[0]}GB..{sum(size)}GB"
+    (need,) = parse_accelerator(text)
+    assert parse_accelerator(format_need(need)) == (need,)
+
+
+def test_every_alias_leads_to_its_own_row_only() -> None:
+    for row in list_accelerators():
+        for text in (row.name, *row.aliases):
+            known = find_accelerator(text)
+            assert known is not None
+            assert known.accelerator is row, f"{text} is claimed by {known.accelerator.name} and {row.name}"
