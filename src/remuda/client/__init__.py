@@ -1,0 +1,19 @@
+"""The Python client: `connect()` finds or starts the server and returns a `Client`."""
+
+from remuda.client.client import API, REVISION, Client, ExecChunk, LogChunk
+from remuda.client.connect import connect
+from remuda.client.errors import ApiError, Incompatible, Lost, StartFailed, Unreachable
+
+__all__ = [
+    "API",
+    "REVISION",
+    "ApiError",
+    "Client",
+    "ExecChunk",
+    "Incompatible",
+    "LogChunk",
+    "Lost",
+    "StartFailed",
+    "Unreachable",
+    "connect",
+]

@@ -1,0 +1,307 @@
+"""What travels between the API and its clients: one definition that the server encodes and documents.
+
+msgspec structs, because they are made and read in microseconds and need no other import; pure data.
+Money is in micro-USD, lengths of time are in seconds, times are aware UTC. `task`, `origin` and `offer` stay
+undecoded JSON (`msgspec.json.decode(job.task, type=Task)` reads one) so that a listing never pays for them.
+"""
+
+from datetime import datetime
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+Scalar = str | int | float | bool
+
+
+class Reply(Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Something the server answers; fields that a newer server adds are ignored by an older client."""
+
+
+class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something a client sends; a field that the server does not know is an error, never ignored."""
+
+
+class ErrorBody(Reply, frozen=True, kw_only=True):
+    """The one form of every error: `code` is stable, `hint` says what to do."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Submission(Ask, frozen=True, kw_only=True):
+    """A task to run: the file's text, or the same as a JSON object in `task`; `params` override the file's.
+
+    `origin` carries what the run was made from; its `snapshot` names the frozen working folder, whose blobs were
+    uploaded before. `consent` allows offers that cost money, up to `ceiling_micros`.
+    """
+
+    text: str | None = None
+    task: Raw | UnsetType = UNSET
+    path: str = "task"  # how errors name the text
+    params: dict[str, Scalar] = {}
+    origin: Raw | UnsetType = UNSET
+    name: str | None = None
+    user: str = ""
+    consent: bool = False
+    ceiling_micros: int | None = None
+
+
+class Submitted(Reply, frozen=True, kw_only=True):
+    """The job as it was stored."""
+
+    id: str
+    project: str
+    name: str
+    phase: str
+    created: bool = True  # False: this idempotency key had made the job before
+
+
+class JobRow(Reply, frozen=True, kw_only=True):
+    """A job in a listing. `place` is the offer key of its latest attempt."""
+
+    id: str
+    project: str
+    name: str
+    user: str
+    phase: str
+    reason: str
+    priority: int
+    submitted_at: datetime
+    since: datetime
+    ended_at: datetime | None
+    attempt: int
+    exit_code: int | None
+    place: str | None
+    spent_micros: int
+
+
+class JobPage(Reply, frozen=True, kw_only=True):
+    """Newest first; `cursor` asks for the next page, null is the last."""
+
+    jobs: list[JobRow]
+    cursor: str | None
+
+
+class NodeView(Reply, frozen=True, kw_only=True):
+    """One rank of an attempt, as its agent reports it."""
+
+    rank: int
+    phase: str
+    address: str | None
+    exit_code: int | None
+    exit_outcome: str | None
+    exit_reason: str
+    claimed_at: datetime | None
+    running_at: datetime | None
+    exited_at: datetime | None
+    heard_at: datetime | None
+    telemetry: dict[str, float]
+    progress: dict[str, float | str]
+
+
+class AttemptView(Reply, frozen=True, kw_only=True):
+    """One try of a job on one offer."""
+
+    id: str
+    number: int
+    gang: str
+    place: str
+    offer: Raw
+    rate_micros_per_hour: int  # of one node
+    phase: str
+    reason: str
+    outcome: str | None
+    exit_code: int | None
+    first_failed_rank: int | None
+    created_at: datetime
+    since: datetime
+    launched_at: datetime | None
+    running_at: datetime | None
+    finished_at: datetime | None
+    ended_at: datetime | None
+    checkpoint_at: datetime | None
+    drill_until: datetime | None
+    nodes: list[NodeView]
+
+
+class JobDetail(JobRow, frozen=True, kw_only=True):
+    """One job with everything known about it. `queue_position` is 1 for the next to start, null when not queued."""
+
+    task: Raw
+    origin: Raw
+    not_before: datetime | None
+    stop_reason: str | None
+    consented: bool
+    ceiling_micros: int | None
+    queue_position: int | None
+    attempts: list[AttemptView]
+
+
+class EventView(Reply, frozen=True, kw_only=True):
+    """One line of a job's story. `id` grows."""
+
+    id: int
+    at: datetime
+    attempt: int
+    rank: int | None
+    kind: str
+    text: str
+
+
+class EventPage(Reply, frozen=True, kw_only=True):
+    """Events in order. `last` is what to pass as `after` next; `over` says that the job has ended."""
+
+    events: list[EventView]
+    last: int
+    over: bool
+
+
+class ChargeView(Reply, frozen=True, kw_only=True):
+    """A stretch of one node's life at one rate."""
+
+    attempt: int
+    rank: int
+    kind: str
+    since: datetime
+    until: datetime
+    rate_micros_per_hour: int
+    amount_micros: int
+
+
+class CostView(Reply, frozen=True, kw_only=True):
+    """What a job cost and where its time went. The seconds add up to the time since its submission.
+
+    `lost_s` is running time whose work was thrown away: from the last complete checkpoint to the end of an attempt
+    that did not succeed.
+    """
+
+    job: str
+    charges: list[ChargeView]
+    total_micros: int
+    queued_s: float
+    starting_s: float
+    running_s: float
+    lost_s: float
+    ending_s: float
+
+
+class NodeRow(Reply, frozen=True, kw_only=True):
+    """A node that runs or bills now. `rank_phase` is what its agent says; devices are those it holds."""
+
+    project: str
+    job: str
+    job_id: str
+    attempt: int
+    rank: int
+    gang: str
+    place: str
+    phase: str
+    rank_phase: str
+    rate_micros_per_hour: int
+    since: datetime
+    heard_at: datetime | None
+    devices: list[str]
+
+
+class StopAsk(Ask, frozen=True, kw_only=True):
+    """Why the job is stopped; shown in its story."""
+
+    reason: str = "stopped by the user"
+
+
+class DrillAsk(Ask, frozen=True, kw_only=True):
+    """How long the nodes have between the notice and their end."""
+
+    notice_s: float = 30.0
+
+
+class ExecAsk(Ask, frozen=True, kw_only=True):
+    """A command to run beside the job's work on one rank."""
+
+    command: list[str]
+    rank: int = 0
+
+
+class ExecStarted(Reply, frozen=True, kw_only=True):
+    id: str
+
+
+class DownAsk(Ask, frozen=True, kw_only=True):
+    """Stop all unfinished jobs, of one project or of all, and remove what they run on."""
+
+    project: str | None = None
+    dry_run: bool = False
+
+
+class GcAsk(Ask, frozen=True, kw_only=True):
+    """Look for what runs or bills under this installation's name and belongs to no unfinished job."""
+
+    dry_run: bool = True
+
+
+class Found(Reply, frozen=True, kw_only=True):
+    """One thing found by `down` or `gc`: a job to stop or a gang at a provider, and what was done about it."""
+
+    kind: str
+    name: str
+    where: str
+    why: str
+    done: bool
+
+
+class FoundList(Reply, frozen=True, kw_only=True):
+    found: list[Found]
+
+
+class SecretAsk(Ask, frozen=True, kw_only=True):
+    """A secret's new value."""
+
+    value: str
+
+
+class SecretRow(Reply, frozen=True, kw_only=True):
+    """A secret without its value, which no answer ever holds."""
+
+    name: str
+    updated_at: datetime
+
+
+class SecretList(Reply, frozen=True, kw_only=True):
+    secrets: list[SecretRow]
+
+
+class BlobsAsk(Ask, frozen=True, kw_only=True):
+    """SHA-256 names of blobs that a client is about to upload."""
+
+    blobs: list[str]
+
+
+class BlobsMissing(Reply, frozen=True, kw_only=True):
+    """Those of them that the server does not have yet."""
+
+    missing: list[str]
+
+
+class Health(Reply, frozen=True, kw_only=True):
+    """The server answers and its database can be read."""
+
+    status: str
+
+
+class ServerView(Reply, frozen=True, kw_only=True):
+    """The server itself. `api` is the major version of the routes, `revision` grows with every addition to them."""
+
+    version: str
+    api: int
+    revision: int
+    agent_protocols: list[int]
+    pid: int
+    host: str
+    home: str
+    address: str
+    started_at: datetime
+    uptime_s: float
+    idle_s: float
+    idle_stop_s: int
+    unfinished: int
+    database: str
