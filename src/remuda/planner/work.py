@@ -118,11 +118,11 @@ def _by_rate(work: Work, offer: Offer, task: Task) -> Estimate:
 def _accelerator_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     """Samples per second of one node. A key "H100" is the rate of one accelerator, "H100:8" that of a node with 8.
 
-    The nearest measured count is scaled in proportion; a product's own rate goes before its family's.
+    The nearest measured count is scaled in proportion; a product's own rate goes before its group's.
     """
     assert offer.accelerator is not None
     own: dict[int, float] = {}
-    family: dict[int, float] = {}
+    group: dict[int, float] = {}
     for key, rate in work.rates.items():
         name, count = _split(key)
         if name == "cpu":
@@ -132,12 +132,12 @@ def _accelerator_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str
             if known is None or known.memory_mib in (None, offer.accelerator_memory_mib):
                 own[count] = rate
         elif offer.accelerator in names_matching(name):
-            family[count] = rate
-    measured = own or family
+            group[count] = rate
+    measured = own or group
     if not measured:
         return None, (f"no measured rate for {offer.accelerator}",)
     nearest = min(measured, key=lambda count: (abs(count - offer.accelerator_count), count))
-    notes = () if own else (f"rate measured on another {offer.accelerator.split('-')[0]} product",)
+    notes = () if own else (f"no rate measured on {offer.accelerator} itself: its group's is taken",)
     if nearest != offer.accelerator_count:
         notes = (*notes, f"rate measured with {nearest}, scaled to {offer.accelerator_count}")
     return measured[nearest] * offer.accelerator_count / nearest, notes

@@ -1,0 +1,143 @@
+"""Running time from operations and peak rates, or from a measured rate; unknown stays unknown."""
+
+from datetime import timedelta
+
+import pytest
+
+from remuda.catalog.accelerators import Precision, find_accelerator
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import AcceleratorNeed, Resources, Task, Work
+from remuda.domain.units import HourlyRate
+from remuda.planner.work import CPU_PEAK_FP32, MACHINE_START, SHARED_HOST_START, estimate, start_time
+
+
+def make_offer(accelerator: str | None = None, count: int = 1, vcpus: float = 8, memory_mib: int = 0) -> Offer:
+    return Offer(
+        provider="p",
+        region="r",
+        instance_type="t",
+        accelerator=accelerator,
+        accelerator_count=count if accelerator else 0,
+        accelerator_memory_mib=memory_mib,
+        vcpus=vcpus,
+        rate=HourlyRate(1),
+    )
+
+
+def make_task(work: Work | None, nodes: int = 1, accelerated: bool = True) -> Task:
+    needs = (AcceleratorNeed(),) if accelerated else ()
+    return Task(name="t", run="true", work=work, nodes=nodes, resources=Resources(accelerators=needs))
+
+
+def peak(name: str, precision: Precision) -> float:
+    known = find_accelerator(name)
+    assert known is not None
+    return known.accelerator.peak[precision]
+
+
+def seconds(task: Task, offer: Offer) -> float:
+    length = estimate(task, offer).run_time
+    assert length is not None
+    return length.total_seconds()
+
+
+def test_no_work_no_estimate() -> None:
+    assert estimate(make_task(None), make_offer("H100")).run_time is None
+    assert estimate(make_task(Work()), make_offer("H100")).run_time is None
+
+
+def test_flops_over_nodes_count_peak_and_efficiency() -> None:
+    work = Work(flops=1e21, precision="bf16", efficiency=0.5)
+    expected = 1e21 / (2 * 8 * peak("H100", Precision.BF16) * 0.5)
+    assert seconds(make_task(work, nodes=2), make_offer("H100", 8)) == pytest.approx(expected)
+    assert estimate(make_task(work, nodes=2), make_offer("H100", 8)).notes == ()
+
+
+def test_a_missing_precision_falls_back_and_says_so() -> None:
+    work = Work(flops=1e18, precision="bf16")
+    found = estimate(make_task(work), make_offer("V100"))
+    assert seconds(make_task(work), make_offer("V100")) == pytest.approx(1e18 / (peak("V100", Precision.FP16) * 0.4))
+    assert found.notes == ("V100 has no bf16 rate: timed at fp16",)
+
+
+@pytest.mark.parametrize(
+    ("precision", "accelerator", "note"),
+    [
+        ("fp64", "L4", "no fp64 rate is known for L4"),
+        ("bf16", "NoSuchThing", "no peak rate is known for NoSuchThing"),
+        ("bf17", "H100", "no peak rate is known for precision 'bf17'"),
+    ],
+)
+def test_what_is_unknown_is_not_guessed(precision: str, accelerator: str, note: str) -> None:
+    found = estimate(make_task(Work(flops=1e18, precision=precision)), make_offer(accelerator))
+    assert found.run_time is None
+    assert found.notes == (note,)
+
+
+def test_cpus_count_by_the_documented_constant() -> None:
+    task = make_task(Work(flops=1e15, precision="bf16", efficiency=0.5), accelerated=False)
+    assert seconds(task, make_offer(vcpus=4)) == pytest.approx(1e15 / (4 * CPU_PEAK_FP32 * 0.5))
+    assert "CPU time is rough" in estimate(task, make_offer(vcpus=4)).notes[0]
+    assert estimate(make_task(Work(flops=1e15, precision="int8"), accelerated=False), make_offer()).run_time is None
+
+
+def test_a_task_that_asks_for_no_accelerator_runs_on_the_cpus_of_a_node_that_has_some() -> None:
+    task = make_task(Work(samples=100.0, rates={"cpu": 1.0, "H100": 100.0}), accelerated=False)
+    assert seconds(task, make_offer("H100")) == 100
+
+
+@pytest.mark.parametrize(
+    ("rates", "offer", "expected"),
+    [
+        ({"H100": 10.0}, make_offer("H100", 1), 10.0),
+        ({"H100": 10.0}, make_offer("H100", 8), 80.0),
+        ({"H100": 10.0, "H100:8": 60.0}, make_offer("H100", 8), 60.0),
+        ({"H100": 10.0, "H100:8": 60.0}, make_offer("H100", 4), 40.0),  # 1 is nearer than 8
+        ({"h100:8": 60.0}, make_offer("H100", 6), 45.0),
+        ({"H100": 10.0, "H100-PCIe": 7.0}, make_offer("H100-PCIe", 2), 14.0),
+        ({"H100": 10.0}, make_offer("H100-PCIe", 1), 10.0),
+        ({"A100-80GB": 5.0}, make_offer("A100", 1, memory_mib=81920), 5.0),
+        ({"cpu": 3.0}, make_offer(vcpus=64), 3.0),
+        ({"cpu:8": 8.0}, make_offer(vcpus=4), 4.0),
+        ({"cpu:8": 8.0, "cpu:16": 12.0}, make_offer(vcpus=32), 12.0),
+        ({"cpu:8": 8.0, "cpu:16": 12.0}, make_offer(vcpus=12), 8.0),
+    ],
+)
+def test_measured_rates(rates: dict[str, float], offer: Offer, expected: float) -> None:
+    task = make_task(Work(samples=1000.0, rates=rates), accelerated=offer.accelerator is not None)
+    assert seconds(task, offer) == pytest.approx(1000 / expected)
+
+
+@pytest.mark.parametrize(
+    ("rates", "offer"),
+    [
+        ({"H100": 1.0}, make_offer("A100")),
+        ({"cpu": 1.0}, make_offer("A100")),
+        ({"H100": 1.0}, make_offer()),
+        ({"A100-80GB": 5.0}, make_offer("A100", memory_mib=40960)),
+        ({"H100": 0.0}, make_offer("H100")),
+        ({}, make_offer("H100")),
+    ],
+)
+def test_no_rate_for_this_device_is_unknown(rates: dict[str, float], offer: Offer) -> None:
+    task = make_task(Work(samples=1000.0, rates=rates), accelerated=offer.accelerator is not None)
+    assert estimate(task, offer).run_time is None
+
+
+def test_a_scaled_rate_says_so() -> None:
+    found = estimate(make_task(Work(samples=1000.0, rates={"H100": 1.0}), nodes=2), make_offer("H100-PCIe", 8))
+    assert found.notes == (
+        "no rate measured on H100-PCIe itself: its group's is taken",
+        "rate measured with 1, scaled to 8",
+        "assumes 2 nodes are 2 times as fast as one",
+    )
+
+
+def test_absurd_lengths_are_unknown() -> None:
+    assert estimate(make_task(Work(flops=1e40)), make_offer("H100")).run_time is None
+
+
+def test_a_shared_host_starts_at_once_and_a_machine_does_not() -> None:
+    shared = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(0), shared=True)
+    assert start_time(shared) == SHARED_HOST_START < MACHINE_START == start_time(make_offer())
+    assert timedelta(seconds=1) > SHARED_HOST_START
