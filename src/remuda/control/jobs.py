@@ -1,0 +1,196 @@
+"""The next step of one job, decided from its latest attempt, its limits and what it spent. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Outcome
+from remuda.domain.units import HourlyRate, Money, format_duration, format_usd
+
+MARGIN = timedelta(seconds=5)  # between an order to stop and the end of the bill, beyond the task's grace
+FIRST_AVOID = timedelta(seconds=30)  # of an offer that failed; doubles with each failure of the kind
+LONGEST_AVOID = timedelta(hours=1)
+REFUSED_AVOID = timedelta(days=1)  # a person must act first
+LONGEST_DELAY = timedelta(hours=1)
+_SETTLED = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
+_NEVER = timedelta.max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """Everything a decision about a job may look at."""
+
+    job: Job
+    attempt: Attempt | None  # the latest
+    spent: Money  # by all attempts until now, minimum charges included
+    rate: HourlyRate = HourlyRate()  # of everything of this job that bills now
+    ran: timedelta = timedelta(0)  # running, over all attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Move the job to another phase."""
+
+    phase: JobPhase
+    reason: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeue:
+    """Put the job back into the queue for another attempt."""
+
+    kind: str  # of failure, as counted in Job.retries
+    reason: str
+    delay: timedelta = timedelta(0)
+    avoid: timedelta = timedelta(0)  # how long the offer that failed is not used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limit is reached: stop the job, for this reason."""
+
+    reason: str
+    budget: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAgain:
+    """Nothing to do until `after` has passed or somebody reports."""
+
+    after: timedelta = field(default=_NEVER)
+
+
+Action = Turn | Requeue | Limit | LookAgain
+
+
+def decide_job(view: JobView, now: datetime) -> Action:
+    """The next step of one job: one small function per phase."""
+    return DECIDE[view.job.phase](view, now)
+
+
+def _queued(view: JobView, now: datetime) -> Action:
+    if view.job.stop_reason is not None:
+        return _stopped(view.job)
+    return _limits(view, now)
+
+
+def _starting(view: JobView, now: datetime) -> Action:
+    attempt = view.attempt
+    if attempt is not None and attempt.number == view.job.attempt:
+        if attempt.phase in _SETTLED:
+            return _settle(view, attempt)
+        if attempt.phase is AttemptPhase.RUNNING and view.job.phase is JobPhase.STARTING:
+            return Turn(phase=JobPhase.RUNNING, reason=f"runs on {attempt.offer.key}")
+    if view.job.stop_reason is not None:
+        return Turn(phase=JobPhase.STOPPING, reason=view.job.stop_reason)
+    return _limits(view, now)
+
+
+def _stopping(view: JobView, now: datetime) -> Action:
+    attempt = view.attempt
+    if attempt is not None and attempt.phase not in _SETTLED:
+        return LookAgain()
+    if attempt is not None and attempt.outcome is Outcome.SUCCEEDED:
+        return Turn(phase=JobPhase.DONE, reason="the work ended well before the stop reached it", exit_code=0)
+    return _stopped(view.job, attempt.exit_code if attempt else None)
+
+
+def _over(view: JobView, now: datetime) -> Action:
+    return LookAgain()
+
+
+DECIDE: dict[JobPhase, Callable[[JobView, datetime], Action]] = {
+    JobPhase.QUEUED: _queued,
+    JobPhase.STARTING: _starting,
+    JobPhase.RUNNING: _starting,
+    JobPhase.STOPPING: _stopping,
+    JobPhase.DONE: _over,
+    JobPhase.FAILED: _over,
+    JobPhase.STOPPED: _over,
+}
+
+
+def _stopped(job: Job, exit_code: int | None = None) -> Turn:
+    phase = JobPhase.FAILED if job.stop_outcome is Outcome.LIMIT else JobPhase.STOPPED
+    return Turn(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)
+
+
+def _settle(view: JobView, attempt: Attempt) -> Action:
+    """What an attempt's outcome means for its job: the end, or another try here or elsewhere."""
+    job, retry = view.job, view.job.task.retry
+    match attempt.outcome:
+        case Outcome.SUCCEEDED:
+            return Turn(phase=JobPhase.DONE, reason="the work ended well", exit_code=0)
+        case Outcome.LIMIT:
+            return Turn(phase=JobPhase.FAILED, reason=attempt.reason, exit_code=attempt.exit_code)
+        case Outcome.EXIT | Outcome.SETUP:
+            chosen = not retry.exit_codes or attempt.exit_code in retry.exit_codes
+            return _again_or_fail(view, attempt, "exit", retry.exit if chosen else 0)
+        case Outcome.PREEMPTED:
+            return _again_or_fail(view, attempt, "preemption", retry.preemption)
+        case Outcome.CAPACITY:
+            return Requeue(kind="capacity", reason=attempt.reason, avoid=_doubled(job, "capacity", FIRST_AVOID))
+        case Outcome.REFUSED:
+            return Requeue(kind="refused", reason=attempt.reason, avoid=REFUSED_AVOID)
+        case Outcome.STOPPED if job.stop_reason is not None:
+            return _stopped(job, attempt.exit_code)
+        case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
+            avoid = timedelta(0) if attempt.offer.shared else _doubled(job, "node", FIRST_AVOID)
+            return _again_or_fail(view, attempt, "node", retry.node, avoid)
+
+
+def _again_or_fail(
+    view: JobView, attempt: Attempt, kind: str, allowed: int | None, avoid: timedelta = timedelta(0)
+) -> Action:
+    job = view.job
+    used = job.retries.get(kind, 0)
+    if job.stop_reason is not None:
+        return _stopped(job, attempt.exit_code)
+    if allowed is not None and used >= allowed:
+        tries = f" (tried {used + 1} times)" if used else ""
+        return Turn(phase=JobPhase.FAILED, reason=f"{attempt.reason}{tries}", exit_code=attempt.exit_code)
+    delay = min(LONGEST_DELAY, job.task.retry.delay * (1 << min(used, 16)))
+    return Requeue(kind=kind, reason=f"{attempt.reason}; tried again", delay=delay, avoid=avoid)
+
+
+def _doubled(job: Job, kind: str, first: timedelta) -> timedelta:
+    return min(LONGEST_AVOID, first * (1 << min(job.retries.get(kind, 0), 16)))
+
+
+def _limits(view: JobView, now: datetime) -> Action:
+    """The first limit that is reached, else when the next one may be."""
+    job, times = view.job, [_NEVER]
+    deadline = deadline_of(job)
+    if deadline is not None:
+        if now >= deadline:
+            return Limit(reason=f"its deadline {deadline:%Y-%m-%d %H:%M:%S} UTC has passed")
+        times.append(deadline - now)
+    duration = job.task.limits.duration
+    if duration is not None:
+        if view.ran >= duration:
+            return Limit(reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows")
+        if job.phase is JobPhase.RUNNING:
+            times.append(duration - view.ran)
+    cap = cap_of(job)
+    if cap is not None:
+        # What is spent while the work ends in its grace belongs to the budget too, but never more than half of it.
+        ending = view.rate.over(job.task.grace + MARGIN)
+        left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
+        if view.rate.micros_per_hour and left <= 0 or view.spent >= cap:
+            return Limit(reason=f"it spent {format_usd(view.spent)} of at most {format_usd(cap)}", budget=True)
+        if view.rate.micros_per_hour:
+            times.append(timedelta(hours=left / view.rate.micros_per_hour))
+    return LookAgain(after=min(times))
+
+
+def deadline_of(job: Job) -> datetime | None:
+    """The earlier of the deadline that is a time and the one counted from the submission."""
+    limits = job.task.limits
+    after = job.submitted_at + limits.deadline_after if limits.deadline_after is not None else None
+    return min((time for time in (limits.deadline, after) if time is not None), default=None)
+
+
+def cap_of(job: Job) -> Money | None:
+    """The most that the job may spend: its budget or the ceiling that its user consented to, if lower."""
+    return min((cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None)
