@@ -1,0 +1,41 @@
+"""CPU seconds of `remuda --help` and of every `remuda CMD --help`, also as a multiple of `python -c pass`.
+
+    python benchmarks/cli_start.py
+
+Peers on the same kind of machine: SkyPilot 0.14.1 1.29 s, dstack 0.22.5 0.99 s. Where one of them is installed in
+this environment (`sky`, `dstack`), it is measured in the same run.
+"""
+
+import shutil
+
+from measure import PYTHON, REMUDA, command_cpu_s, median_of, table
+
+from remuda.cli.main import COMMANDS
+
+BAR_S = 0.12
+
+
+def main() -> None:
+    python_s = median_of(lambda: command_cpu_s([PYTHON, "-c", "pass"]))
+    rows = []
+    for words in [[], *([name] for name in COMMANDS)]:
+        cpu_s = median_of(lambda words=words: command_cpu_s([REMUDA, *words, "--help"]))
+        rows.append(
+            (
+                " ".join(["remuda", *words, "--help"]),
+                cpu_s,
+                cpu_s / python_s,
+                BAR_S,
+                "ok" if cpu_s <= BAR_S else "MISSED",
+            )
+        )
+    for peer in ("sky", "dstack"):
+        if path := shutil.which(peer):
+            cpu_s = median_of(lambda path=path: command_cpu_s([path, "--help"]))
+            rows.append((f"{peer} --help", cpu_s, cpu_s / python_s, "-", "peer"))
+    columns = ("command", "CPU s (median of 7)", "times python -c pass", "bar, CPU s", "")
+    table(f"starting the CLI; python -c pass takes {python_s * 1000:.1f} ms of CPU", columns, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What the benchmarks share: CPU seconds of commands and processes, medians, a home of their own, one table each.
+
+CPU seconds are compared, not wall time: they hold on a busy machine.
+"""
+
+import contextlib
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+REMUDA = str(Path(sys.executable).with_name("remuda"))
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def command_cpu_s(command: Sequence[str], env: dict[str, str] | None = None) -> float:
+    """User and system CPU seconds of a command and all children that it waited for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds of a living process and of its children that have ended and were waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return sum(int(field) for field in fields[11:15]) / _TICK
+
+
+def process_rss_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise ProcessLookupError(pid)
+
+
+def median_of(measure: Callable[[], float], runs: int = 7, warm: int = 1) -> float:
+    for _ in range(warm):
+        measure()
+    return statistics.median(measure() for _ in range(runs))
+
+
+@contextlib.contextmanager
+def fresh_home() -> Iterator[dict[str, str]]:
+    """An environment with its own state folder and no settings; its server is stopped at the end."""
+    with tempfile.TemporaryDirectory(prefix="remuda-bench-") as folder:
+        env = {**os.environ, "REMUDA_HOME": f"{folder}/home", "REMUDA_CONFIG": f"{folder}/settings.toml"}
+        os.environ.update(REMUDA_HOME=env["REMUDA_HOME"], REMUDA_CONFIG=env["REMUDA_CONFIG"])
+        try:
+            yield env
+        finally:
+            subprocess.run([REMUDA, "down", "--all", "--yes"], env=env, capture_output=True, check=False)
+            subprocess.run([REMUDA, "server", "stop"], env=env, capture_output=True, check=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table: what was measured, its figure, its bar."""
+    texts = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
+    print(f"\n{title}")
+    for line in [columns, ["-" * width for width in widths], *texts]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

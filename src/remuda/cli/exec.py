@@ -1,0 +1,27 @@
+"""`remuda exec`: run a command beside a running job."""
+
+import sys
+
+import click
+
+from remuda.cli.session import project_option, session
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+@project_option
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="On which node of the gang.")
+def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> None:
+    """Run a command beside a running job, in its folder and environment; its exit code is passed on.
+
+    remuda exec digits -- nvidia-smi
+    """
+    exit_code = 0
+    with session() as client:
+        for chunk in client.exec(project, name, list(arguments), rank=rank):
+            sys.stdout.buffer.write(chunk.data)
+            sys.stdout.buffer.flush()
+            if chunk.exit_code is not None:
+                exit_code = chunk.exit_code
+    sys.exit(exit_code)

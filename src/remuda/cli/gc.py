@@ -1,0 +1,20 @@
+"""`remuda gc`: what runs or bills but is not wanted."""
+
+import click
+
+from remuda.cli.output import output_option
+from remuda.cli.session import session
+
+
+@click.command("gc")
+@click.option("--remove", is_flag=True, help="Remove what was found; without it, only show.")
+@output_option
+def command(remove: bool, output: str) -> None:
+    """Find what runs or bills under this installation's name and belongs to no unfinished job."""
+    from remuda.cli.down import found_out
+
+    with session() as client:
+        found = client.gc(dry_run=not remove)
+    found_out(found, output)
+    if found and not remove and output == "table":
+        click.echo("remove them: remuda gc --remove")

@@ -1,0 +1,35 @@
+"""`remuda nodes`: what runs or bills now."""
+
+import click
+
+from remuda.cli.output import Column, output_option, rows_out
+from remuda.cli.session import session
+
+
+@click.command("nodes")
+@click.option("-p", "--project", default=None, help="Only this project; all by default.")
+@output_option
+def command(project: str | None, output: str) -> None:
+    """List nodes that run or bill now."""
+    from remuda.cli import shown
+    from remuda.domain.units import HourlyRate, format_rate
+
+    columns = [
+        Column("project"),
+        Column("job", wide=True),
+        Column("attempt", "TRY", right=True),
+        Column("rank", right=True),
+        Column("phase"),
+        Column("rank_phase", "AGENT"),
+        Column("place", wide=True),
+        Column("devices", show=lambda ids: ",".join(ids) or "-", wide=True),
+        Column("rate_micros_per_hour", "RATE", lambda micros: format_rate(HourlyRate(micros)), right=True),
+        Column("since", show=shown.show_ago),
+        Column("heard_at", "HEARD", shown.show_ago),
+        Column("gang", hidden=True),
+        Column("job_id", hidden=True),
+    ]
+    with session() as client:
+        rows = client.nodes(project)
+    cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
+    rows_out(columns, cells, output, empty="nothing runs and nothing bills")

@@ -1,0 +1,90 @@
+"""`remuda run`: submit a task, follow its log, pass its exit code on."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from remuda.cli.session import param_option, read_params, session
+
+if TYPE_CHECKING:
+
+    from remuda.client import Client
+    from remuda.client.wire import Submitted
+    from remuda.spec import LoadedTask
+
+
+@click.command("run")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@param_option
+@click.option("-d", "--detach", is_flag=True, help="Submit and return at once.")
+@click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
+@click.option("-p", "--project", default=None, help="Instead of the project that the file names.")
+@click.option("--name", default=None, help="Instead of the name that the file gives.")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="With --detach: how to say it."
+)
+def command(
+    file: str, param: tuple[str, ...], detach: bool, yes: bool, project: str | None, name: str | None, output: str
+) -> None:
+    """Run a task on the best place there is and follow it; its exit code is passed on.
+
+    Ctrl-C leaves the job running and says how to come back.
+    """
+    from remuda.cli.follow import follow
+    from remuda.cli.reading import read_task
+
+    params = read_params(param)
+    loaded = read_task(file, params)
+    project = project or loaded.task.project
+    with session() as client:
+        job = _submit(client, loaded, file, params, project, name, yes)
+        if detach:
+            _tell(job, output)
+        else:
+            click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
+            follow(client, project, job.name)
+
+
+def _submit(
+    client: "Client",
+    loaded: "LoadedTask",
+    file: str,
+    params: dict[str, str],
+    project: str,
+    name: str | None,
+    yes: bool,
+) -> "Submitted":
+    from dataclasses import replace
+
+    from remuda.cli.submission import submit, upload_folder
+    from remuda.spec.origin import capture
+
+    task = loaded.task
+    folder = None
+    if task.workdir is not None and task.workdir.path is not None:
+        folder = loaded.folder / task.workdir.path
+    origin = replace(capture(folder or loaded.folder), task_text=loaded.text)
+    if folder is not None:
+        origin = replace(origin, snapshot=upload_folder(client, project, folder))
+    return submit(
+        client,
+        loaded.text,
+        path=file,
+        params=params,
+        project=project,
+        origin=origin,
+        name=name,
+        # A budget in the file is consent where nobody can be asked; on a terminal the price is shown all the same.
+        consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
+    )
+
+
+def _tell(job: "Submitted", output: str) -> None:
+    if output == "json":
+        from remuda.cli.output import json_out
+
+        json_out({"id": job.id, "name": job.name, "project": job.project, "phase": job.phase})
+        return
+    click.echo(f"{job.name} ({job.id}): {job.phase}")
+    click.echo(f"follow it: remuda logs -f {job.name}    stop it: remuda stop {job.name}")

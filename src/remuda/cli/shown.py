@@ -1,0 +1,51 @@
+"""Values of the API as people read them; used by the commands that list or follow jobs."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from remuda.domain.units import Money, format_duration, format_usd
+
+COLORS = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "stopping": "yellow",
+    "done": "green",
+    "failed": "red",
+    "stopped": "magenta",
+}
+ENDED = frozenset({"done", "failed", "stopped"})
+
+
+def show_money(micros: int) -> str:
+    return format_usd(Money(micros))
+
+
+def show_ago(then: datetime) -> str:
+    """How long ago a time was, such as "3m05s ago"."""
+    return f"{format_duration(max(datetime.now(UTC) - then, timedelta(0)))} ago"
+
+
+def show_seconds(seconds: float) -> str:
+    return format_duration(timedelta(seconds=seconds))
+
+
+def show_progress(progress: Mapping[str, float | str]) -> str:
+    """One line of what a task reports: "41/100 epochs  loss 0.12  accuracy 0.98  12s left"."""
+    parts = []
+    if "done" in progress and "total" in progress:
+        unit = progress.get("unit", "")
+        parts.append(f"{_number(progress['done'])}/{_number(progress['total'])} {unit}".strip())
+    parts += [f"{name} {_number(value)}" for name, value in figures(progress).items()]
+    if isinstance(left := progress.get("left_s"), int | float):
+        parts.append(f"{show_seconds(left)} left")
+    return "  ".join(parts)
+
+
+def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
+    """The task's own figures, without those that describe the progress itself."""
+    return {name: value for name, value in progress.items() if name not in ("done", "total", "unit", "left_s")}
+
+
+def _number(value: float | str) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else value

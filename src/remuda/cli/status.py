@@ -1,0 +1,93 @@
+"""`remuda status`: one job, everything known about it."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from remuda.cli.output import Column, json_out, output_option, pairs_out, rows_out
+from remuda.cli.session import project_option, session
+
+if TYPE_CHECKING:
+    from remuda.client.wire import JobDetail
+
+
+@click.command("status")
+@click.argument("name")
+@project_option
+@output_option
+def command(name: str, project: str, output: str) -> None:
+    """Show one job: phase, place, attempts, reasons, position in the queue."""
+    with session() as client:
+        job = client.job(project, name)
+    if output == "json":
+        import msgspec
+
+        json_out(msgspec.to_builtins(job))
+        return
+    pairs_out(_facts(job))
+    _attempts_out(job, output)
+    _nodes_out(job, output)
+
+
+def _facts(job: "JobDetail") -> list[tuple[str, object]]:
+    from remuda.cli import shown
+
+    facts: list[tuple[str, object]] = [
+        ("job", f"{job.name} ({job.id}) in project {job.project}"),
+        ("phase", click.style(job.phase, fg=shown.COLORS.get(job.phase)) + f", since {shown.show_ago(job.since)}"),
+        ("reason", job.reason),
+        ("submitted", f"{job.submitted_at:%Y-%m-%d %H:%M:%S} UTC by {job.user or 'unknown'}"),
+    ]
+    if job.queue_position is not None:
+        facts.append(("queue", f"number {job.queue_position} of those that wait"))
+    if job.not_before is not None:
+        facts.append(("not before", f"{job.not_before:%Y-%m-%d %H:%M:%S} UTC"))
+    if job.exit_code is not None:
+        facts.append(("exit code", job.exit_code))
+    ceiling = f", at most {shown.show_money(job.ceiling_micros)}" if job.ceiling_micros is not None else ""
+    facts.append(("spent", shown.show_money(job.spent_micros) + ceiling))
+    if job.attempts and (latest := job.attempts[-1]).nodes and (progress := latest.nodes[0].progress):
+        facts.append(("progress", shown.show_progress(progress)))
+    return facts
+
+
+def _attempts_out(job: "JobDetail", output: str) -> None:
+    from remuda.cli import shown
+
+    columns = [
+        Column("number", "TRY", right=True),
+        Column("phase"),
+        Column("outcome"),
+        Column("exit_code", "EXIT", right=True),
+        Column("place", wide=True),
+        Column("started", show=shown.show_ago),
+        Column("reason", wide=True),
+    ]
+    rows = [(a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason) for a in job.attempts]
+    if rows:
+        rows_out(columns, rows, output, title="\nattempts")
+
+
+def _nodes_out(job: "JobDetail", output: str) -> None:
+    from remuda.cli import shown
+
+    if not job.attempts:
+        return
+    columns = [
+        Column("rank", right=True),
+        Column("phase"),
+        Column("exit_code", "EXIT", right=True),
+        Column("address"),
+        Column("heard_at", "HEARD", shown.show_ago),
+        Column("use", wide=True),
+        Column("exit_reason", "REASON", wide=True),
+    ]
+    rows = [
+        (n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason)
+        for n in job.attempts[-1].nodes
+    ]
+    rows_out(columns, rows, output, title=f"\nnodes of attempt {job.attempts[-1].number}")
+
+
+def _use(telemetry: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in telemetry.items())
