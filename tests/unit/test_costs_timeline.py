@@ -1,0 +1,142 @@
+"""Every moment of a job's life is counted exactly once, under one name."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remuda.costs.timeline import Spell, trace
+from remuda.domain.jobs import Attempt, Job, Outcome
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Task
+from remuda.domain.units import HourlyRate
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))
+
+
+def at(minutes: float) -> datetime:
+    return START + timedelta(minutes=minutes)
+
+
+def make_job(ended: float | None = None) -> Job:
+    return Job(
+        id="j",
+        project="p",
+        name="n",
+        task=Task(name="n", run="true"),
+        submitted_at=START,
+        since=START,
+        ended_at=None if ended is None else at(ended),
+    )
+
+
+def make_attempt(number: int, created: float, **times: float | Outcome) -> Attempt:
+    moments = {f"{name}_at": at(value) for name, value in times.items() if not isinstance(value, Outcome)}
+    return replace(
+        Attempt(
+            id=f"j-{number}",
+            job_id="j",
+            project="p",
+            number=number,
+            gang="g",
+            offer=OFFER,
+            nodes=1,
+            created_at=at(created),
+            since=at(created),
+        ),
+        outcome=next((value for value in times.values() if isinstance(value, Outcome)), None),
+        **moments,
+    )
+
+
+def minutes(job: Job, attempts: list[Attempt], now: float) -> dict[str, float]:
+    totals = trace(job, attempts, at(now)).totals
+    return {spell.value: length / timedelta(minutes=1) for spell, length in totals.items() if length}
+
+
+def test_a_simple_run() -> None:
+    attempt = make_attempt(1, 2, running=5, finished=15, ended=16, outcome=Outcome.SUCCEEDED)
+    assert minutes(make_job(16), [attempt], 99) == {"queued": 2, "starting": 3, "running": 10, "stopping": 1}
+
+
+def test_work_since_the_newest_checkpoint_is_lost_with_the_node() -> None:
+    first = make_attempt(1, 0, running=1, checkpoint=7, finished=10, ended=11, outcome=Outcome.PREEMPTED)
+    second = make_attempt(2, 12, running=13, finished=20, ended=21, outcome=Outcome.SUCCEEDED)
+    found = minutes(make_job(21), [second, first], 99)
+    assert found == {"queued": 1, "starting": 2, "running": 6 + 7, "lost": 3, "stopping": 2}
+
+
+def test_without_a_checkpoint_all_running_is_lost() -> None:
+    first = make_attempt(1, 0, running=1, finished=10, ended=10, outcome=Outcome.NODE)
+    assert minutes(make_job(), [first], 12) == {"starting": 1, "lost": 9, "queued": 2}
+
+
+def test_a_checkpoint_of_the_attempt_before_saves_nothing_of_this_one() -> None:
+    first = make_attempt(1, 0, running=5, checkpoint=3, finished=10, ended=10, outcome=Outcome.PREEMPTED)
+    assert minutes(make_job(10), [first], 99) == {"starting": 5, "lost": 5}
+
+
+def test_a_failed_program_loses_nothing_to_the_place() -> None:
+    first = make_attempt(1, 0, running=1, finished=10, ended=10, outcome=Outcome.EXIT)
+    assert minutes(make_job(10), [first], 99) == {"starting": 1, "running": 9}
+
+
+def test_an_attempt_that_never_ran_is_starting() -> None:
+    first = make_attempt(1, 0, finished=4, ended=5, outcome=Outcome.CAPACITY)
+    assert minutes(make_job(), [first], 9) == {"starting": 4, "stopping": 1, "queued": 4}
+
+
+def test_a_job_that_lives_is_traced_to_now() -> None:
+    assert minutes(make_job(), [], 3) == {"queued": 3}
+    assert minutes(make_job(), [make_attempt(1, 1, running=2)], 5) == {"queued": 1, "starting": 1, "running": 3}
+
+
+def test_a_new_attempt_ends_the_stopping_of_the_old() -> None:
+    first = make_attempt(1, 0, running=1, finished=3, ended=8, outcome=Outcome.EXIT)
+    second = make_attempt(2, 4, running=5)
+    assert minutes(make_job(), [first, second], 9) == {"starting": 2, "running": 2 + 4, "stopping": 1}
+
+
+def test_stretches_name_their_attempt() -> None:
+    first = make_attempt(1, 1, running=2, finished=3, ended=3, outcome=Outcome.PREEMPTED)
+    second = make_attempt(2, 4)
+    stretches = trace(make_job(), [first, second], at(5)).stretches
+    assert [(s.spell, s.attempt) for s in stretches] == [
+        (Spell.QUEUED, 0),
+        (Spell.STARTING, 1),
+        (Spell.LOST, 1),
+        (Spell.QUEUED, 1),
+        (Spell.STARTING, 2),
+    ]
+
+
+moment = st.none() | st.integers(-5, 60).map(at)
+
+
+@st.composite
+def wild_attempts(draw: st.DrawFn) -> list[Attempt]:
+    """Attempts whose times contradict each other, as several machines' clocks can make them."""
+    return [
+        replace(
+            make_attempt(number, draw(st.integers(-5, 60))),
+            running_at=draw(moment),
+            checkpoint_at=draw(moment),
+            finished_at=draw(moment),
+            ended_at=draw(moment),
+            outcome=draw(st.none() | st.sampled_from(Outcome)),
+        )
+        for number in range(1, draw(st.integers(0, 4)) + 1)
+    ]
+
+
+@given(wild_attempts(), st.none() | st.integers(0, 60), st.integers(0, 60))
+def test_the_life_is_covered_exactly_once(attempts: list[Attempt], ended: int | None, now: int) -> None:
+    job = make_job(ended)
+    timeline = trace(job, attempts, at(now))
+    end = at(now if ended is None else ended)
+    edges = [START, *(stretch.until for stretch in timeline.stretches)]
+    assert [stretch.since for stretch in timeline.stretches] == edges[:-1]
+    assert edges[-1] == end
+    assert timeline.total() == sum(timeline.totals.values(), timedelta(0)) == end - START
