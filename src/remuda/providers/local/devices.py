@@ -1,0 +1,70 @@
+"""The accelerators of this machine: what is common to the vendors' readers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One whole accelerator. `index` counts within its vendor, in the order the vendor's runtime uses."""
+
+    id: str  # unique on this machine and stable, such as a GPU's UUID
+    index: int
+    vendor: str  # nvidia, amd, intel, apple
+    product: str  # as the driver calls it
+    memory_mib: int  # as the driver reports it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one vendor's reader found, and for people why something is missing."""
+
+    devices: Sequence[Device] = ()
+    notes: Sequence[str] = ()
+
+
+class Nvml(Protocol):
+    """The few questions asked of NVIDIA's library, so that tests can answer them. Errors are OSError."""
+
+    def count(self) -> int: ...
+    def uuid(self, index: int) -> str: ...
+    def name(self, index: int) -> str: ...
+    def memory_mib(self, index: int) -> int: ...
+    def partitioned(self, index: int) -> bool:
+        """Whether the GPU is split by MIG, so that it cannot be used whole."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where facts about the machine are read. Tests replace any of them, folders included."""
+
+    root: Path = Path("/")  # holds proc/, sys/ and dev/
+    environ: Mapping[str, str]
+    system: str  # as uname says: Linux, Darwin
+    hostname: str
+    cpus: Callable[[], int]  # those that this process may run on
+    memory_mib: Callable[[], int]  # installed
+    disk_gib: Callable[[], int]  # free where jobs work
+    nvml: Callable[[], Nvml | None]  # None: no driver
+    sysctl: Callable[[str], str]  # Darwin's
+    usable: Callable[[Path], bool]  # whether this user may open a device file
+
+
+def read_text(path: Path) -> str:
+    """A small file's text without its end of line; "" where there is none or it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def read_number(path: Path) -> int | None:
+    """A number in a file (decimal, or hexadecimal with 0x); None where there is none."""
+    try:
+        return int(read_text(path), 0)
+    except ValueError:
+        return None

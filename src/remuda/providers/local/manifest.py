@@ -1,0 +1,53 @@
+"""What this provider says about itself; imports nothing that reads the machine."""
+
+from collections.abc import Mapping
+
+from remuda.providers.base import Feature, Manifest, Setting, SettingKind
+
+LACKS: Mapping[Feature, str] = {
+    Feature.SPOT: "this machine is never taken away for a lower price, so it has no spot offers",
+    Feature.VOLUMES: "jobs use the folders of this machine as they are; there is nothing to attach",
+    Feature.NETWORK: "all ranks are on one machine, whose network Remuda does not measure",
+    Feature.DISK: "jobs share the disk that holds Remuda's folder; its type cannot be chosen",
+    Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
+    Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the machine",
+    Feature.NOTICE: "nothing takes this machine away; a shutdown gives processes only its own short notice",
+}
+
+MANIFEST = Manifest(
+    name="local",
+    title="this machine",
+    docs="docs/guides/this-machine.md",
+    lacks=LACKS,
+    settings=(
+        Setting(
+            name="price_usd_hr",
+            kind=SettingKind.NUMBER,
+            unit="USD per hour",
+            default=0,
+            minimum=0,
+            consequence="Jobs are charged this for each accelerator that they hold, or once if they hold none. "
+            "Above 0 a job needs consent as on any paid offer.",
+        ),
+        Setting(
+            name="cpus",
+            kind=SettingKind.NUMBER,
+            unit="CPUs",
+            minimum=0.1,
+            consequence="Jobs together get at most so many CPUs. Unset: all that the server may use.",
+        ),
+        Setting(
+            name="memory_gib",
+            kind=SettingKind.NUMBER,
+            unit="GiB",
+            minimum=0.1,
+            consequence="Jobs together get at most so much memory. Unset: all that the server may use.",
+        ),
+        Setting(
+            name="accelerators",
+            kind=SettingKind.FLAG,
+            default=True,
+            consequence="`false` offers none of this machine's accelerators.",
+        ),
+    ),
+)

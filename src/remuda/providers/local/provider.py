@@ -1,0 +1,180 @@
+"""This machine as a provider: agents are processes, devices are held by the control plane's books."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from remuda.domain.offers import Offer
+from remuda.domain.places import Host
+from remuda.domain.tasks import Task
+from remuda.domain.units import HourlyRate, format_memory, parse_rate
+from remuda.providers.base import (
+    GangSeen,
+    GangSpec,
+    GangState,
+    Manifest,
+    NodeSeen,
+    ProviderContext,
+    Refused,
+    TryAgain,
+)
+from remuda.providers.local.configs import clean_environ, make_configs
+from remuda.providers.local.devices import Sources
+from remuda.providers.local.ground import Ground, Living
+from remuda.providers.local.machine import Machine, discover, this_machine
+from remuda.providers.local.offers import list_offers, make_host, model_of
+from remuda.providers.local.records import Ended
+from remuda.providers.local.tasks import check_task, find_engine
+from remuda.providers.local.watch import Watch
+
+_LOOK_AGAIN = timedelta(seconds=60)  # devices come and go rarely, and asking drivers is slow
+_DRIVER_TIMEOUT_S = 30
+_KILLED_SOON_S = 0.05  # a killed process is gone after about this long
+
+
+class LocalProvider:
+    """Implements Provider, SharesHosts, SignalsChanges, ChecksTasks and Introduces."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        context: ProviderContext,
+        sources: Sources | None = None,
+        engine: Callable[[], str | None] = find_engine,
+    ) -> None:
+        self.manifest = manifest
+        self._settings = context.settings
+        self._home = context.home.absolute()
+        self._now = context.now
+        self._sources = sources or this_machine(context.home)
+        self._engine = engine
+        self._ground = Ground(
+            home=self._home,
+            installation=context.installation,
+            command=context.agent_command,
+            environ=clean_environ(self._sources.environ),
+            now=context.now,
+        )
+        self._watch = Watch()
+        self._machine: tuple[datetime, Machine] | None = None
+        (self._home / "gangs").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def offers(self) -> Sequence[Offer]:
+        return list_offers(await self._discovered(), self._price())
+
+    async def hosts(self) -> Sequence[Host]:
+        return [make_host(await self._discovered())]
+
+    async def launch(self, gang: GangSpec) -> None:
+        if not self._ground.command:
+            raise Refused("no agent can be started here: the server did not say how")
+        configs = make_configs(gang, await self._discovered(), self._home)
+        living = await asyncio.to_thread(self._ground.launch, gang, configs)
+        if living is not None:
+            self._attend(living)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        found = await asyncio.to_thread(self._ground.look, name)
+        for gang in found:
+            if isinstance(gang, Living):
+                self._attend(gang)
+        return [_seen(gang) for gang in found]
+
+    async def remove(self, name: str) -> None:
+        patience = await asyncio.to_thread(self._ground.remove, name)
+        if patience is not None:
+            self._watch.announce(name, max(_KILLED_SOON_S, patience.total_seconds()))
+        await asyncio.to_thread(self._ground.empty_trash)
+
+    async def changed(self) -> str:
+        return await self._watch.changed()
+
+    def check(self, task: Task) -> Sequence[str]:
+        return check_task(task, self._engine())
+
+    async def introduce(self) -> Sequence[tuple[str, str]]:
+        machine = await self._discovered()
+        models: dict[str, int] = {}
+        for device in machine.devices:
+            models[model_of(device).name] = models.get(model_of(device).name, 0) + 1
+        return [
+            ("host", machine.hostname),
+            ("user", self._sources.environ.get("USER") or str(os.getuid())),
+            ("CPUs", f"{machine.cpus:g}"),
+            ("memory", format_memory(machine.memory_mib)),
+            ("free disk", f"{machine.disk_gib} GiB"),
+            ("accelerators", ", ".join(f"{count} x {name}" for name, count in models.items()) or "none"),
+            ("containers", self._engine() or "neither podman nor docker is installed"),
+            *(("note", note) for note in machine.notes),
+        ]
+
+    def close(self) -> None:
+        """Stop watching; agents run on. To be called in the loop that used this provider."""
+        self._watch.close()
+
+    async def _discovered(self) -> Machine:
+        now = self._now()
+        if self._machine is None or now - self._machine[0] >= _LOOK_AGAIN:
+            try:
+                async with asyncio.timeout(_DRIVER_TIMEOUT_S):
+                    machine = await asyncio.to_thread(discover, self._sources)
+            except TimeoutError as error:
+                raise TryAgain(f"this machine's drivers do not answer within {_DRIVER_TIMEOUT_S} s") from error
+            self._machine = (now, limited(machine, self._settings))
+        return self._machine[1]
+
+    def _price(self) -> HourlyRate:
+        return parse_rate(str(self._settings.get("price_usd_hr", 0)))
+
+    def _attend(self, gang: Living) -> None:
+        """Hear of the agents' ends; look again soon where something was killed."""
+        for rank in gang.ranks:
+            if rank.waits_for:
+                self._watch.announce(gang.intent.name, _KILLED_SOON_S)
+            elif rank.process is not None and rank.dead_at is None:
+                self._watch.add(gang.intent.name, rank.process)
+
+
+def limited(machine: Machine, settings: Mapping[str, str | int | float | bool]) -> Machine:
+    """The part of the machine that the settings let jobs use."""
+    cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
+    return replace(
+        machine,
+        cpus=machine.cpus if cpus is None else min(machine.cpus, float(cpus)),
+        memory_mib=machine.memory_mib
+        if memory_gib is None
+        else min(machine.memory_mib, round(float(memory_gib) * 1024)),
+        devices=machine.devices if settings.get("accelerators", True) else (),
+    )
+
+
+def _seen(gang: Living | Ended) -> GangSeen:
+    if isinstance(gang, Ended):
+        nodes = [
+            NodeSeen(
+                rank=rank.rank,
+                engine_id=rank.engine_id,
+                started_at=rank.started_at,
+                ended_at=rank.ended_at,
+                address="127.0.0.1",
+            )
+            for rank in gang.ranks
+        ]
+        state, reason, code = GangState.ENDED, gang.reason, gang.exit_code
+        return GangSeen(name=gang.name, state=state, reason=reason, exit_code=code, nodes=nodes)
+    nodes = [
+        NodeSeen(
+            rank=rank.number,
+            engine_id=str(rank.process.pid) if rank.process else "",
+            started_at=gang.intent.launched_at,
+            ended_at=rank.dead_at,
+            address="127.0.0.1",
+        )
+        for rank in gang.ranks
+    ]
+    started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
+    reason = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "being removed" if gang.removal else "")
+    state = GangState.RUNNING if started else GangState.STARTING
+    return GangSeen(name=gang.intent.name, state=state, reason=reason, nodes=nodes)
