@@ -8,7 +8,6 @@ import click
 from remuda.cli.session import param_option, read_params, session
 
 if TYPE_CHECKING:
-
     from remuda.client import Client
     from remuda.client.wire import Submitted
     from remuda.spec import LoadedTask

@@ -19,7 +19,7 @@ class Failure(click.ClickException):
     def __init__(self, message: str, hint: str = "", exit_code: int = 1) -> None:
         super().__init__(message)
         self.hint = hint
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:
         click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", err=True)

@@ -1,0 +1,95 @@
+"""What a job came to: its result, where its time went, and its bill; printed by run, logs -f and cost."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from remuda.cli import shown
+from remuda.cli.output import Column, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from remuda.client import Client
+    from remuda.client.wire import CostView, JobDetail
+    from remuda.costs.bill import Elsewhere
+
+
+def summary_out(client: "Client", job: "JobDetail") -> None:
+    """The end of a followed job, for people: on standard error, so that a pipe gets the log alone."""
+    import sys
+
+    cost = client.cost(job.project, job.name)
+    code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
+    length = shown.show_seconds(((job.ended_at or job.since) - job.submitted_at).total_seconds())
+    click.echo(f"\n{click.style(job.phase, fg=shown.COLORS[job.phase], bold=True)} after {length}{code}", err=True)
+    pairs: list[tuple[str, object]] = []
+    if job.phase != "done":
+        pairs.append(("why", job.reason))
+    if result := last_figures(job):
+        pairs.append(("result", "  ".join(f"{name} {value}" for name, value in result.items())))
+    pairs.append(("time", time_text(cost)))
+    pairs.append(("bill", bill_text(job, cost)))
+    pairs_out([(f"  {name}", value) for name, value in pairs], file=sys.stderr)
+    if elsewhere := price_elsewhere(job, cost):
+        elsewhere_out(elsewhere, file_is_error=True)
+
+
+def last_figures(job: "JobDetail") -> dict[str, float | str]:
+    """The figures that the task reported last, in whichever attempt."""
+    for attempt in reversed(job.attempts):
+        for node in attempt.nodes:
+            if node.progress:
+                return shown.figures(node.progress)
+    return {}
+
+
+def time_text(cost: "CostView") -> str:
+    spells = (
+        ("queued", cost.queued_s),
+        ("starting", cost.starting_s),
+        ("running", cost.running_s),
+        ("lost", cost.lost_s),
+        ("stopping", cost.ending_s),
+    )
+    return ", ".join(f"{name} {shown.show_seconds(seconds)}" for name, seconds in spells)
+
+
+def bill_text(job: "JobDetail", cost: "CostView") -> str:
+    rates = sorted({charge.rate_micros_per_hour for charge in cost.charges})
+    nodes = sum((charge.until - charge.since for charge in cost.charges), timedelta(0)).total_seconds()
+    at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
+    attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
+    times = f", {shown.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
+    return f"{shown.show_money(cost.total_micros)} here ({attempts}{times})"
+
+
+def price_elsewhere(job: "JobDetail", cost: "CostView") -> "list[Elsewhere]":
+    """The three cheapest real offers that this job fits, for the time that it ran here."""
+    from msgspec.json import decode
+
+    from remuda.costs import bill
+    from remuda.domain.tasks import Task
+    from remuda.store.snapshot import Snapshot
+
+    task = decode(job.task, type=Task)
+    ran = timedelta(seconds=cost.running_s + cost.lost_s)
+    if not ran:
+        return []
+    with Snapshot.open() as snapshot:
+        offers = snapshot.match(task.resources, limit=50, misses=0).offers
+    return bill.price_elsewhere(offers, nodes=task.nodes, ran=ran)
+
+
+def elsewhere_out(elsewhere: "list[Elsewhere]", file_is_error: bool = False) -> None:
+    import sys
+
+    from remuda.domain.units import format_rate, format_usd
+
+    columns = [
+        Column("place", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}", wide=True),
+        Column("rate", "PRICE", format_rate, right=True),
+        Column("cost", "WOULD COST", format_usd, right=True),
+        Column("basis", wide=True),
+    ]
+    rows = [(e.offer.key, e.offer.rate.times(1), e.cost, e.basis) for e in elsewhere]
+    rows_out(columns, rows, file=sys.stderr if file_is_error else sys.stdout)
