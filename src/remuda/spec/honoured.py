@@ -1,0 +1,39 @@
+"""What is refused although it is well written: what Remuda does not do yet, and what one provider cannot do.
+
+The first table is asked while a file is read; `refusals` when a provider is considered.
+"""
+
+import re
+from collections.abc import Mapping
+
+from remuda.domain.tasks import SpotPolicy, Task
+
+# Dotted key -> why nothing honours it yet.
+NOT_YET: Mapping[str, str] = {
+    "schedule.cron": "a job is started once; let your system's cron or a systemd timer call `remuda run -d FILE`",
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def refused_url(url: str) -> str | None:
+    """Why nothing copies from or to this place yet, or None where it is a local path."""
+    match = _SCHEME.match(url)
+    if match is None or match[1].lower() == "file":
+        return None
+    return f"Remuda copies local files only as yet, not {match[1]}://; fetch it in `setup` or `run`"
+
+
+def refusals(task: Task, lacks: Mapping[str, str]) -> list[str]:
+    """What a provider cannot honour of a task, each as "field: reason"; [] where all is honoured.
+
+    `lacks` is the manifest's table of features, by name, with the reasons.
+    """
+    need = task.resources
+    asked = (
+        ("spot", "resources.spot", need.spot is SpotPolicy.ONLY),
+        ("gang", "nodes", task.nodes > 1),
+        ("image", "image", task.image is not None),
+        ("network", "resources.network", need.network is not None and need.network.min_mbps is not None),
+        ("disk", "resources.disk.type", need.disk_type is not None),
+    )
+    return [f"{field}: {lacks[feature]}" for feature, field, wanted in asked if wanted and feature in lacks]

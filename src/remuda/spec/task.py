@@ -1,0 +1,430 @@
+"""The task file: its top-level keys, and the domain's Task made of them."""
+
+import re
+from datetime import timedelta
+
+from remuda.domain.tasks import Limits, Resources, Retry, Task, Transfer, Workdir
+from remuda.spec.hints import TOP_HINTS
+from remuda.spec.honoured import refused_url
+from remuda.spec.kinds import (
+    Either,
+    Field,
+    ListOf,
+    MapOf,
+    Section,
+    Table,
+    Value,
+    Wrong,
+    read_text,
+    text_kind,
+    whole,
+)
+from remuda.spec.limits import CHECKPOINT, LIMITS, RETRY
+from remuda.spec.params import PARAMS
+from remuda.spec.problems import shown, slug
+from remuda.spec.resources import RESOURCES
+from remuda.spec.times import SCHEDULE, length_kind
+from remuda.spec.tree import ScalarNode
+from remuda.spec.work import WEBHOOKS, WORK
+
+_SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TEXT_OR_NUMBER = {"type": ["string", "number"]}
+
+
+def check_slug(text: str) -> str:
+    """`text`, where it can be a name. Raises Wrong."""
+    if _SLUG.fullmatch(text):
+        return text
+    close = slug(text)
+    reason = "is longer than 63 characters" if len(text) > 63 else "cannot be a name"
+    raise Wrong(f"{shown(text)} {reason}", suggestion=f"write {close}" if close else "")
+
+
+def check_variable(name: str) -> str:
+    """`name`, where a shell can have such a variable and it is not ours. Raises Wrong."""
+    if not _VARIABLE.fullmatch(name):
+        close = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        close = f"_{close}" if close[:1].isdigit() else close
+        usable = _VARIABLE.fullmatch(close) and close.strip("_")
+        raise Wrong(
+            f"{shown(name)} cannot be an environment variable",
+            expected="letters, digits and _, not beginning with a digit",
+            suggestion=f"write {close}" if usable else "",
+        )
+    if name.upper().startswith("REMUDA_"):
+        raise Wrong(f"{name} is for Remuda to set", suggestion="choose a name without REMUDA_")
+    return name
+
+
+def _check_key(name: str) -> None:
+    check_variable(name)
+
+
+def _read_env(node: ScalarNode) -> str:
+    if node.value is None and node.plain:
+        hint = "write '' for an empty one, or list its name under `secrets`"
+        raise Wrong("the variable has no value", suggestion=hint)
+    return read_text(node)
+
+
+def _check_tag(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?", name):
+        raise Wrong(f"{shown(name)} cannot be a tag's name", expected="letters, digits and . _ / -, at most 63")
+
+
+def _check_tag_value(text: str) -> str:
+    if len(text) > 200:
+        raise Wrong("a tag's value has more than 200 characters")
+    return text
+
+
+def _check_image(text: str) -> str:
+    name = text.strip().removeprefix("docker:").removeprefix("docker://")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,400}", name):
+        raise Wrong(f"{shown(text)} is no image's name")
+    if name != text.strip():
+        raise Wrong(f"{shown(text)} has a prefix of another tool", suggestion=f"write {name}")
+    return name
+
+
+# workdir
+
+_GIT_URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:\S+")
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+
+def _check_git(text: str) -> str:
+    url = text.strip()
+    if not _GIT_URL.fullmatch(url) or url.startswith("-"):
+        raise Wrong(f"{shown(text)} is no git URL", suggestion="for a folder write `workdir: FOLDER`")
+    if re.match(r"[a-z]+://[^/@]*:[^/@]+@", url):
+        raise Wrong("the URL has a password in it", suggestion="use a credential helper or SSH; task files are kept")
+    return url
+
+
+def _check_commit(text: str) -> str:
+    if not _COMMIT.fullmatch(text.lower()):
+        raise Wrong(f"{shown(text)} is no commit", suggestion="for a branch or tag write `ref`")
+    return text.lower()
+
+
+def _check_ref(text: str) -> str:
+    bad = (text.startswith(("-", "/", ".")), text.endswith(("/", ".lock", ".")), ".." in text, "@{" in text)
+    if any(bad) or not re.fullmatch(r"[^\s~^:?*\[\\\x00-\x1f\x7f]{1,200}", text):
+        raise Wrong(f"{shown(text)} is no branch or tag")
+    return text
+
+
+def _read_workdir(node: ScalarNode) -> Workdir:
+    text = read_text(node).strip()
+    if not text:
+        raise Wrong("the text is empty", suggestion="write `.` for the folder of this file")
+    if not (_GIT_URL.fullmatch(text) or text.endswith(".git")):
+        return Workdir(path=text)
+    url, at, point = text.rpartition("@")
+    # git@host:path has an @ of its own; what follows the last one of a URL is the commit only without a slash or colon.
+    if not at or "/" in point or ":" in point or not _GIT_URL.fullmatch(url):
+        url, point = text, ""
+    url = _check_git(url)
+    if not point:
+        raise Wrong("the git URL names no commit", suggestion=f"write {url}@COMMIT, or a table with `git` and `ref`")
+    if _COMMIT.fullmatch(point.lower()):
+        return Workdir(git=url, commit=point.lower())
+    return Workdir(git=url, ref=_check_ref(point))
+
+
+GIT = Field(
+    name="git",
+    kind=text_kind("a git URL", _check_git),
+    help="The repository.",
+    example="git: https://example.org/team/model.git",
+    required=True,
+)
+COMMIT = Field(
+    name="commit",
+    kind=text_kind("a commit's hash", _check_commit, numbers=True),
+    help="The commit.",
+    example="commit: 1f2e3d4c5b6a",
+)
+REF = Field(
+    name="ref",
+    kind=text_kind("a branch or tag", _check_ref, numbers=True),
+    help="A branch or tag. It is resolved to its commit when the job is submitted.",
+    example="ref: v1.2",
+)
+
+
+def _build_workdir(table: Table) -> Workdir:
+    commit, ref = table.get(COMMIT), table.get(REF)
+    if table.has(COMMIT) == table.has(REF):
+        both = table.has(REF)
+        message = "`commit` and `ref` are both there" if both else "the git URL names no commit"
+        table.notes.add(table.node.mark, message, expected="`commit` or `ref`")
+    return Workdir(git=table.get(GIT), commit=commit, ref=ref)
+
+
+WORKDIR_TABLE = Section(
+    path="workdir",
+    help="A git repository at a commit.",
+    fields=(GIT, COMMIT, REF),
+    build=_build_workdir,
+    hints={"url": "write `git`", "branch": "write `ref`", "tag": "write `ref`", "path": "write `workdir: FOLDER`"},
+)
+_WORKDIR_TEXT = Value(words="a folder, or a git URL with @COMMIT", parse=_read_workdir, schema={"type": "string"})
+
+# inputs and outputs
+
+
+def _local(text: str) -> str:
+    if reason := refused_url(text):
+        raise Wrong(f"{shown(text)} is not honoured yet: {reason}", expected="")
+    path = text.strip().removeprefix("file://")
+    if not path:
+        raise Wrong("the text is empty")
+    return path
+
+
+def _transfer_fields(source_help: str, target_help: str) -> tuple[Field[str], Field[str]]:
+    kind = text_kind("a local path", _local)
+    return (
+        Field(name="source", kind=kind, help=source_help, example="source: ~/data/images", required=True),
+        Field(name="target", kind=kind, help=target_help, example="target: data/images", required=True),
+    )
+
+
+def _transfers(path: str, help: str, source_help: str, target_help: str) -> Section[Transfer | None]:
+    source, target = fields = _transfer_fields(source_help, target_help)
+
+    def build(table: Table) -> Transfer | None:
+        start, end = table.get(source), table.get(target)
+        return None if start is None or end is None else Transfer(source=start, target=end)
+
+    hints = {"from": "write `source`", "src": "write `source`", "to": "write `target`", "dst": "write `target`"}
+    hints |= {"path": "write `source` and `target`", "url": "write `source`", "mount": "write `target`"}
+    return Section(path=path, help=help, fields=fields, build=build, hints=hints)
+
+
+_NODE_PATH = "a path on the node, relative to the working folder"
+INPUT = _transfers(
+    "inputs",
+    "One thing to copy to each node before `setup`.",
+    "What to copy: a path on this machine, relative to the task file.",
+    f"Where to: {_NODE_PATH}.",
+)
+OUTPUT = _transfers(
+    "outputs",
+    "One thing to copy back after the work has ended.",
+    f"What to copy: {_NODE_PATH}.",
+    "Where to: a path on this machine, relative to the task file.",
+)
+
+# The whole file.
+
+NAME = Field(
+    name="name",
+    kind=text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True),
+    help="What the job is called. A name that is taken gets -2, -3 and so on.",
+    example="name: train-resnet",
+    default="the file's name",
+)
+PROJECT = Field(
+    name="project",
+    kind=text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True),
+    help="The project that the job belongs to and that pays for it.",
+    example="project: vision",
+    default="default",
+)
+RUN = Field(
+    name="run",
+    kind=text_kind("shell commands"),
+    help="What each node runs, by `bash` (or `sh` where there is none), in the working folder.",
+    example="run: python train.py --lr ${{ params.lr }}",
+    required=True,
+)
+SETUP = Field(
+    name="setup",
+    kind=text_kind("shell commands"),
+    help="What each node runs before, in the same folder. A finished setup of the same text and files is reused.",
+    example="setup: pip install -r requirements.txt",
+)
+TAGS = Field(
+    name="tags",
+    kind=MapOf(
+        check_key=_check_tag,
+        value=text_kind("a text", _check_tag_value, numbers=True),
+        words="tag names, each with a text",
+        key_schema={"type": "string"},
+    ),
+    help="Names and texts of your own, shown and exported with every cost.",
+    example="tags: {team: vision}",
+)
+PRIORITY = Field(
+    name="priority",
+    kind=whole(-100, 100),
+    help="Jobs of higher priority start first.",
+    example="priority: 10",
+    default="0",
+)
+PARAMS_FIELD = Field(
+    name="params",
+    kind=PARAMS,
+    help="Parameters, each a default alone or a table. `--param NAME=VALUE` overrides one; any value of the file may "
+    "say `${{ params.NAME }}`, and programs find it as REMUDA_PARAM_NAME.",
+    example="params: {lr: 0.1, optimizer: {default: adam, choices: [adam, sgd]}}",
+)
+RESOURCES_FIELD = Field(
+    name="resources",
+    kind=RESOURCES,
+    help=RESOURCES.help,
+    example="resources: {gpu: H100:8, spot: auto}",
+    default="any node",
+)
+NODES = Field(
+    name="nodes",
+    kind=whole(1, 10_000),
+    help="How many identical nodes work together. Each finds its rank in torchrun's variables "
+    "(NODE_RANK, MASTER_ADDR, …).",
+    example="nodes: 2",
+    default="1",
+)
+IMAGE = Field(
+    name="image",
+    kind=text_kind("a container image such as python:3.12 or ghcr.io/team/image@sha256:…", _check_image),
+    help="The container image that `setup` and `run` run in. Refused where a provider has no container engine.",
+    example="image: pytorch/pytorch:latest",
+    default="none: the node as it is",
+)
+WORKDIR = Field(
+    name="workdir",
+    kind=Either(kinds=(_WORKDIR_TEXT, WORKDIR_TABLE)),
+    help="The working folder: a folder of this machine, relative to the task file and frozen when the job is "
+    "submitted, or a git repository at a commit. What `.gitignore` and `.remudaignore` name is left out.",
+    example="workdir: .",
+    default="an empty folder",
+)
+ENV = Field(
+    name="env",
+    kind=MapOf(
+        check_key=_check_key,
+        value=Value(words="a text", parse=_read_env, schema={"type": ["string", "number", "boolean"]}),
+        words="variable names, each with a text",
+        key_schema={"pattern": f"^{_VARIABLE.pattern}$"},
+    ),
+    help="Environment variables of `setup` and `run`. They are kept and shown as they are: passwords go to `secrets`.",
+    example="env: {EPOCHS: 10}",
+)
+SECRETS = Field(
+    name="secrets",
+    kind=ListOf(item=text_kind("a secret's name such as HF_TOKEN", check_variable), single=True),
+    help="Names of secrets, set before with `remuda secret set NAME`; each becomes an environment variable.",
+    example="secrets: [HF_TOKEN]",
+)
+INPUTS = Field(
+    name="inputs",
+    kind=ListOf(item=INPUT),
+    help="What to copy to each node before `setup`. Local paths only.",
+    example="inputs: [{source: ~/data/images, target: data/images}]",
+)
+OUTPUTS = Field(
+    name="outputs",
+    kind=ListOf(item=OUTPUT),
+    help="What to copy back after the work has ended. Local paths only.",
+    example="outputs: [{source: results, target: results}]",
+)
+CHECKPOINT_FIELD = Field(
+    name="checkpoint",
+    kind=CHECKPOINT,
+    help="A folder within the working folder that outlives an attempt: the next one finds in it what the "
+    "last one wrote. "
+    "A path, or a table.",
+    example="checkpoint: {path: checkpoints, every: 10m}",
+)
+LIMITS_FIELD = Field(name="limits", kind=LIMITS, help=LIMITS.help, example="limits: {duration: 6h, budget: 25}")
+RETRY_FIELD = Field(name="retry", kind=RETRY, help=RETRY.help, example="retry: {exit: 2, delay: 30s}")
+SCHEDULE_FIELD = Field(
+    name="schedule",
+    kind=SCHEDULE,
+    help="When to start: a time with its zone, or a table.",
+    example="schedule: 2030-05-31T18:00Z",
+    default="as soon as there is a place",
+)
+WORK_FIELD = Field(name="work", kind=WORK, help=WORK.help, example="work: {samples: 5e6, rates: {H100: 5200}}")
+WEBHOOKS_FIELD = Field(
+    name="webhooks",
+    kind=WEBHOOKS,
+    help="Web addresses to tell when the job has finished, has failed or has run into its budget.",
+    example="webhooks: [https://example.org/hook]",
+)
+GRACE = Field(
+    name="grace",
+    kind=length_kind(timedelta(0), timedelta(hours=1)),
+    help="How long a program may take between SIGTERM and SIGKILL.",
+    example="grace: 60s",
+    default="10s",
+)
+
+
+def _build(table: Table) -> Task:
+    secrets, env = table.get(SECRETS, ()), table.get(ENV, {})
+    for name in (*_both(secrets, env),):
+        table.wrong(SECRETS, f"{name} is in `env` and in `secrets`", suggestion="delete it from one of them")
+    return Task(
+        name=table.get(NAME, ""),
+        project=table.get(PROJECT, "default"),
+        run=table.get(RUN, ""),
+        setup=table.get(SETUP),
+        tags=table.get(TAGS, {}),
+        priority=table.get(PRIORITY, 0),
+        resources=table.get(RESOURCES_FIELD, Resources()),
+        nodes=table.get(NODES, 1),
+        image=table.get(IMAGE),
+        workdir=table.get(WORKDIR),
+        env=env,
+        secrets=secrets,
+        inputs=tuple(each for each in table.get(INPUTS, ()) if each),
+        outputs=tuple(each for each in table.get(OUTPUTS, ()) if each),
+        checkpoint=table.get(CHECKPOINT_FIELD),
+        limits=table.get(LIMITS_FIELD, Limits()),
+        retry=table.get(RETRY_FIELD, Retry()),
+        schedule=table.get(SCHEDULE_FIELD),
+        work=table.get(WORK_FIELD),
+        webhooks=tuple(each for each in table.get(WEBHOOKS_FIELD, ()) if each),
+        grace=table.get(GRACE, timedelta(seconds=10)),
+    )
+
+
+def _both(secrets: tuple[str, ...], env: dict[str, str]) -> list[str]:
+    return [name for name in secrets if name in env]
+
+
+TASK = Section(
+    path="",
+    help="One task: what to run and what it needs.",
+    fields=(
+        NAME,
+        PROJECT,
+        TAGS,
+        PRIORITY,
+        PARAMS_FIELD,
+        RESOURCES_FIELD,
+        NODES,
+        IMAGE,
+        WORKDIR,
+        SETUP,
+        RUN,
+        ENV,
+        SECRETS,
+        INPUTS,
+        OUTPUTS,
+        CHECKPOINT_FIELD,
+        LIMITS_FIELD,
+        RETRY_FIELD,
+        SCHEDULE_FIELD,
+        WORK_FIELD,
+        WEBHOOKS_FIELD,
+        GRACE,
+    ),
+    build=_build,
+    hints=TOP_HINTS,
+)
