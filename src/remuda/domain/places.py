@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine whose devices several gangs share. `name` is unique: provider/host."""
+    """A machine whose devices several gangs share. `name` is unique: provider/zone, or provider/region without zones."""
 
     name: str
     cpus: float
     memory_mib: int
     devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
+    kinds: tuple[str, ...] = ()  # of each device, as `Offer.instance_type`; () where all are of one kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

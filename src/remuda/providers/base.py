@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from remuda.domain.messages import AgentCalls
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold, Host
 from remuda.domain.tasks import Scalar, Task
@@ -90,6 +91,7 @@ class Manifest:
     docs: str
     lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
     settings: Sequence[Setting] = ()
+    settle: timedelta = timedelta(minutes=2)  # how long after a launch `gangs` may not show it yet; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +187,13 @@ class SignalsChanges(Protocol):
 
     async def changed(self) -> str:
         """Wait for the next change and return the gang's name."""
+
+
+@runtime_checkable
+class RunsAgentsHere(Protocol):
+    """A provider whose agents live in this process and speak to the control plane by calls."""
+
+    def connect(self, desk: AgentCalls) -> None: ...
 
 
 @runtime_checkable
