@@ -1,0 +1,103 @@
+"""Whose turn it is: the queue's order and what may start now, as a plan that is a value. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from remuda.domain.jobs import Job
+from remuda.domain.offers import Offer
+from remuda.domain.places import Hold, Host
+from remuda.scheduler.packing import Owner, holds_for, host_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A job in the queue with the offers that it may use, best first, and the name that its gang would have."""
+
+    job: Job
+    gang: str
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What there is now. `used` counts the nodes that were placed on an offer since its capacity was told."""
+
+    hosts: Sequence[Host] = ()
+    holds: Sequence[Hold] = ()
+    used: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Start the job there, holding these parts of a shared host."""
+
+    job: Job
+    offer: Offer
+    holds: tuple[Hold, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """The job stays in the queue; `behind` are the places that it waits for."""
+
+    job: Job
+    reason: str
+    behind: tuple[str, ...]
+
+
+def in_order(jobs: Iterable[Job]) -> list[Job]:
+    """Higher priority first, then who was submitted first."""
+    return sorted(jobs, key=lambda job: (-job.task.priority, job.id))
+
+
+def plan_turns(waiting: Sequence[Waiting], capacity: Capacity) -> list[Place | Stay]:
+    """Decide for each waiting job, in the order given, whether and where it starts.
+
+    Strict at every place: while a job waits for one, no later job is put there, so that small jobs cannot starve a
+    large one. A later job that can use another place is not held up.
+    """
+    holds = list(capacity.holds)
+    used = dict(capacity.used)
+    blocked: set[str] = set()
+    decisions: list[Place | Stay] = []
+    for turn in waiting:
+        placed = _place(turn, capacity, holds, used, blocked)
+        if placed is None:
+            behind = tuple(dict.fromkeys(place_of(offer) for offer in turn.offers))
+            earlier = all(place in blocked for place in behind)
+            blocked.update(behind)
+            decisions.append(Stay(job=turn.job, reason=_reason(behind, earlier), behind=behind))
+            continue
+        holds += placed.holds
+        used[placed.offer.key] = used.get(placed.offer.key, 0) + turn.job.task.nodes
+        decisions.append(placed)
+    return decisions
+
+
+def place_of(offer: Offer) -> str:
+    """What jobs queue for: a shared host as a whole, else the offer."""
+    return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
+
+
+def _place(
+    turn: Waiting, capacity: Capacity, holds: Sequence[Hold], used: Mapping[str, int], blocked: set[str]
+) -> Place | None:
+    task = turn.job.task
+    owner = Owner(gang=turn.gang, project=turn.job.project)
+    for offer in turn.offers:
+        if place_of(offer) in blocked:
+            continue
+        if not offer.shared:
+            if offer.capacity is None or offer.capacity - used.get(offer.key, 0) >= task.nodes:
+                return Place(job=turn.job, offer=offer)
+            continue
+        host = host_of(offer, capacity.hosts)
+        mine = holds_for(task, offer, host, holds, owner) if host is not None else None
+        if mine is not None:
+            return Place(job=turn.job, offer=offer, holds=mine)
+    return None
+
+
+def _reason(behind: Sequence[str], earlier: bool) -> str:
+    names = behind[0] if len(behind) == 1 else f"{behind[0]} and {len(behind) - 1} more that fit"
+    return f"waits behind earlier jobs for {names}" if earlier else f"waits for free capacity at {names}"
