@@ -93,6 +93,7 @@ def test_a_task_that_asks_for_no_accelerator_runs_on_the_cpus_of_a_node_that_has
         ({"H100": 10.0}, make_offer("H100", 8), 80.0),
         ({"H100": 10.0, "H100:8": 60.0}, make_offer("H100", 8), 60.0),
         ({"H100": 10.0, "H100:8": 60.0}, make_offer("H100", 4), 40.0),  # 1 is nearer than 8
+        ({"H100:1": 10.0}, make_offer("H100", 2), 20.0),
         ({"h100:8": 60.0}, make_offer("H100", 6), 45.0),
         ({"H100": 10.0, "H100-PCIe": 7.0}, make_offer("H100-PCIe", 2), 14.0),
         ({"H100": 10.0}, make_offer("H100-PCIe", 1), 10.0),
@@ -106,6 +107,14 @@ def test_a_task_that_asks_for_no_accelerator_runs_on_the_cpus_of_a_node_that_has
 def test_measured_rates(rates: dict[str, float], offer: Offer, expected: float) -> None:
     task = make_task(Work(samples=1000.0, rates=rates), accelerated=offer.accelerator is not None)
     assert seconds(task, offer) == pytest.approx(1000 / expected)
+
+
+def test_a_bare_name_is_a_node_as_the_task_asks_for() -> None:
+    needs = (AcceleratorNeed(name="H100", count_min=8), AcceleratorNeed(name="A100", count_min=2, count_max=4))
+    work = Work(samples=1000.0, rates={"H100": 80.0, "A100": 10.0})
+    task = Task(name="t", run="true", work=work, resources=Resources(accelerators=needs))
+    assert seconds(task, make_offer("H100", 8)) == pytest.approx(1000 / 80)
+    assert seconds(task, make_offer("A100", 4)) == pytest.approx(1000 / 20)
 
 
 @pytest.mark.parametrize(

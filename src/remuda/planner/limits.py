@@ -55,18 +55,25 @@ class Limiter:
         limit, excess = broken
         match limit:
             case Limit.BUDGET:
-                floor, budget = self._at_least(offer, cost), self._budget or Money(0)
-                text = f"would cost {format_usd(floor)}, your budget leaves {format_usd(budget)}"
-            case Limit.DURATION | Limit.DEADLINE:
-                length = run_time if limit is Limit.DURATION else wall_time
-                left = format_duration(self._left[limit] or _NO_TIME)
-                verb = "run" if limit is Limit.DURATION else "take"
-                text = (
-                    f"would {verb} {format_duration(length)}, your {limit} leaves {left}"
-                    if length is not None
-                    else "your deadline has passed"
-                )
-        return LimitMiss(offer=offer, limit=limit, text=text, excess=excess)
+                text, change = self._dear(self._at_least(offer, cost))
+            case Limit.DURATION:
+                text, change = self._slow("run", run_time, limit)
+            case Limit.DEADLINE:
+                text, change = self._slow("take", wall_time, limit)
+        return LimitMiss(offer=offer, limit=limit, text=text, change=change, excess=excess)
+
+    def _dear(self, cost: Money) -> tuple[str, str]:
+        left = self._budget or Money(0)
+        text = f"would cost {format_usd(cost)}, your budget leaves {format_usd(left)}"
+        return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"
+
+    def _slow(self, verb: str, length: timedelta | None, limit: Limit) -> tuple[str, str]:
+        if length is None or self._past:
+            return "your deadline has passed", "move limits.deadline"
+        left = self._left[limit] or _NO_TIME
+        text = f"would {verb} {format_duration(length)}, your {limit} leaves {format_duration(left)}"
+        more = format_duration(ceil_minute(length - left))
+        return text, f"{'raise' if limit is Limit.DURATION else 'move'} limits.{limit} by {more}"
 
     def _at_least(self, offer: Offer, cost: Money | None) -> Money:
         """What must be paid: the estimate, or where there is none the minimum charge."""
@@ -78,3 +85,14 @@ def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:
     after = task.limits.deadline_after
     stated = [task.limits.deadline, None if after is None else submitted_at + after]
     return min((moment for moment in stated if moment is not None), default=None)
+
+
+def ceil_cent(amount: Money) -> Money:
+    """Up to a whole cent, so that a suggested limit is enough."""
+    return Money(-(-amount.micros // 10_000) * 10_000)
+
+
+def ceil_minute(length: timedelta) -> timedelta:
+    """Up to a whole minute, so that a suggested limit is enough."""
+    minute = timedelta(minutes=1)
+    return -(-length // minute) * minute

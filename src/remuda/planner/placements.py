@@ -70,7 +70,8 @@ class LimitMiss:
 
     offer: Offer
     limit: Limit
-    text: str  # e.g. "would cost $19.40, your budget is $15.00"
+    text: str  # e.g. "would cost $19.40, your budget leaves $15.00"
+    change: str  # e.g. "raise limits.budget to $20.00"
     excess: float  # estimate over limit, above 1
 
 

@@ -16,7 +16,7 @@ from remuda.domain.units import HourlyRate, Money, format_duration
 from remuda.planner.limits import Limiter
 from remuda.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss
 from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
-from remuda.planner.work import estimate, start_time
+from remuda.planner.work import estimate, shape_of, start_time
 
 _LONG = timedelta.max
 
@@ -99,14 +99,7 @@ class _Courses:
         self._known: dict[tuple[object, ...], _Course] = {}
 
     def __call__(self, offer: Offer) -> _Course:
-        shape = (
-            offer.accelerator,
-            offer.accelerator_count,
-            offer.accelerator_memory_mib,
-            offer.vcpus,
-            offer.purchase,
-            offer.shared,
-        )
+        shape = shape_of(offer)
         course = self._known.get(shape)
         if course is None:
             course = self._known[shape] = _expect(self._task, offer)

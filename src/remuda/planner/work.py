@@ -47,6 +47,18 @@ def start_time(offer: Offer) -> timedelta:
     return SHARED_HOST_START if offer.shared else MACHINE_START
 
 
+def shape_of(offer: Offer) -> tuple[object, ...]:
+    """What an estimate depends on: offers of one shape differ in place and price only."""
+    return (
+        offer.accelerator,
+        offer.accelerator_count,
+        offer.accelerator_memory_mib,
+        offer.vcpus,
+        offer.purchase,
+        offer.shared,
+    )
+
+
 def estimate(task: Task, offer: Offer) -> Estimate:
     """The running time of `task.work` on `task.nodes` nodes of `offer`.
 
@@ -107,7 +119,7 @@ def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str,
 
 def _by_rate(work: Work, offer: Offer, task: Task) -> Estimate:
     assert work.samples is not None
-    rate, notes = _accelerator_rate(work, offer) if offer.accelerator else _cpu_rate(work, offer)
+    rate, notes = _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
     if rate is None or rate <= 0:
         return Estimate(run_time=None, notes=notes)
     if task.nodes > 1:
@@ -115,18 +127,21 @@ def _by_rate(work: Work, offer: Offer, task: Task) -> Estimate:
     return Estimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
 
 
-def _accelerator_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node. A key "H100" is the rate of one accelerator, "H100:8" that of a node with 8.
+def _accelerator_rate(work: Work, offer: Offer, task: Task) -> tuple[float | None, tuple[str, ...]]:
+    """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone that of a node as the
+    task asks for, with the fewest that will do.
 
     The nearest measured count is scaled in proportion; a product's own rate goes before its group's.
     """
     assert offer.accelerator is not None
+    fewest = _fewest(task, offer.accelerator)
     own: dict[int, float] = {}
     group: dict[int, float] = {}
     for key, rate in work.rates.items():
-        name, count = _split(key)
+        name, stated = _split(key)
         if name == "cpu":
             continue
+        count = stated or fewest
         known = find_accelerator(name)
         if (known.accelerator.name if known else name) == offer.accelerator:
             if known is None or known.memory_mib in (None, offer.accelerator_memory_mib):
@@ -149,9 +164,10 @@ def _cpu_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     A key "cpu" is the rate of any node that fits the task: more CPUs are not taken to help. With "cpu:8", measured
     on 8, a smaller node is slower in proportion, and a larger one no faster than the largest one measured below it.
     """
-    if "cpu" in work.rates:
-        return work.rates["cpu"], ("the rate measured on a CPU node is taken for any that fits",)
-    measured = {count: rate for name, count, rate in ((*_split(k), r) for k, r in work.rates.items()) if name == "cpu"}
+    rates = {_split(key): rate for key, rate in work.rates.items()}
+    if ("cpu", None) in rates:
+        return rates["cpu", None], ("the rate measured on a CPU node is taken for any that fits",)
+    measured = {count: rate for (name, count), rate in rates.items() if name == "cpu" and count}
     if not measured or not offer.vcpus:
         return None, ("no measured rate for CPUs",)
     below = [count for count in measured if count <= offer.vcpus]
@@ -161,10 +177,17 @@ def _cpu_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     return measured[smallest] * offer.vcpus / smallest, (f"rate measured on {smallest} vCPUs, scaled to fewer",)
 
 
-def _split(key: str) -> tuple[str, int]:
-    """ "H100:8" -> ("H100", 8); a name without a count is for one."""
+def _fewest(task: Task, accelerator: str) -> int:
+    """The fewest of these accelerators that will do for a node of the task."""
+    needs = task.resources.accelerators
+    counts = [need.count_min for need in needs if need.name is None or accelerator in names_matching(need.name)]
+    return max(1, min(counts, default=1))
+
+
+def _split(key: str) -> tuple[str, int | None]:
+    """ "H100:8" -> ("H100", 8); "CPU" -> ("cpu", None)."""
     name, _, count = key.partition(":")
-    return (name.lower() if name.lower() == "cpu" else name), int(count) if count.isdigit() and int(count) else 1
+    return (name.lower() if name.lower() == "cpu" else name), int(count) if count.isdigit() and int(count) else None
 
 
 def _length(seconds: float) -> timedelta | None:
