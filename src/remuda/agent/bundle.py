@@ -1,0 +1,49 @@
+"""Packs the agent for nodes that have nothing of ours, and says how to start it on a machine that has; for servers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import zipfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LEFT_OUT = "bundle.py"
+
+
+def make_command() -> list[str]:
+    """What starts the agent from this installation; the configuration file's path is appended.
+
+    The files run in place, since their compiled forms lie beside them, which an archive cannot have.
+    """
+    return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
+
+
+def make_archive() -> bytes:
+    """A zip application with the agent's files, stored, in order, without times: equal sources give equal bytes.
+
+    Started as `python -I -S agent.pyz CONFIG` by any Python from 3.8 on.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(list_sources()):
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            with open(os.path.join(HERE, name), "rb") as file:
+                archive.writestr(entry, file.read())
+    return buffer.getvalue()
+
+
+def get_digest(archive: bytes) -> str:
+    """The SHA-256 by which a bootstrap fetches and checks the archive."""
+    return hashlib.sha256(archive).hexdigest()
+
+
+def list_sources() -> list[str]:
+    """Paths of the agent's own files, relative to this folder."""
+    found = []
+    for folder, _, names in os.walk(HERE):
+        relative = os.path.relpath(folder, HERE)
+        found += [os.path.normpath(os.path.join(relative, name)) for name in names if name.endswith(".py")]
+    return [name for name in found if name != LEFT_OUT]

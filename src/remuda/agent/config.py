@@ -1,0 +1,189 @@
+"""What the agent is told: its configuration file, and the work that comes with the claim."""
+
+from __future__ import annotations
+
+import json
+
+PROTOCOL = 1
+
+
+class BadConfig(Exception):
+    """The configuration or the work is not what this version of the protocol says; the message names the field."""
+
+
+class Fields:
+    """A JSON object whose fields are read with a type, a default, and an error that names what is wrong."""
+
+    __slots__ = ("_raw", "_what")
+
+    def __init__(self, raw: object, what: str) -> None:
+        if not isinstance(raw, dict):
+            raise BadConfig(f"{what}: expected an object, found {type(raw).__name__}")
+        self._raw = raw
+        self._what = what
+
+    def has(self, name: str) -> bool:
+        return self._raw.get(name) is not None
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._raw.get(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, "text", value)
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        return None if self._raw.get(name) is None else self.text(name)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._raw.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(name, "a number", value)
+        return value
+
+    def number_or_none(self, name: str) -> float | None:
+        return None if self._raw.get(name) is None else self.number(name)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self._raw.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, "a whole number", value)
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        value = self._raw.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(name, "a list of texts", value)
+        return value
+
+    def wholes(self, name: str) -> list[int]:
+        value = self._raw.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            raise self._wrong(name, "a list of whole numbers", value)
+        return value
+
+    def table(self, name: str) -> dict[str, str]:
+        """Names to texts; numbers and booleans become the text that a shell user expects."""
+        value = self._raw.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object", value)
+        return {str(key): _shown(item) for key, item in value.items()}
+
+    def inner(self, name: str) -> Fields | None:
+        value = self._raw.get(name)
+        return None if value is None else Fields(value, f"{self._what}.{name}")
+
+    def inners(self, name: str) -> list[Fields]:
+        value = self._raw.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list", value)
+        return [Fields(item, f"{self._what}.{name}") for item in value]
+
+    def _wrong(self, name: str, expected: str, value: object) -> BadConfig:
+        return BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class Config:
+    """One agent's configuration: whose work it does, where it reports, and what of the machine it may use."""
+
+    __slots__ = (
+        "address",
+        "cache",
+        "cpus",
+        "device_indices",
+        "devices",
+        "gang",
+        "grace_s",
+        "home",
+        "lease_s",
+        "memory_mib",
+        "node_address",
+        "protocol",
+        "rank",
+        "token",
+        "vendor",
+    )
+
+    def __init__(self, fields: Fields) -> None:
+        self.protocol = fields.whole("protocol", PROTOCOL)
+        if self.protocol != PROTOCOL:
+            raise BadConfig(f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL}")
+        self.gang = fields.text("gang")
+        self.rank = fields.whole("rank")
+        self.address = fields.text("address")
+        self.token = fields.text("token")
+        self.home = fields.text("home")
+        self.cache = fields.text("cache", self.home + "/cache")
+        self.lease_s = fields.number("lease_s", 21600)
+        self.grace_s = fields.number("grace_s", 10)
+        self.devices = fields.texts("devices") if fields.has("devices") else None  # None: all of the node's
+        self.device_indices = fields.wholes("device_indices")
+        self.vendor = (fields.text_or_none("vendor") or "").lower()
+        self.cpus = fields.number_or_none("cpus")
+        self.memory_mib = int(fields.number_or_none("memory_mib") or 0)
+        self.node_address = fields.text("node_address", "127.0.0.1")
+
+
+class Checkpoint:
+    """The folder of the work that outlives it, and the storage that it leads to."""
+
+    __slots__ = ("every_s", "path", "storage")
+
+    def __init__(self, fields: Fields) -> None:
+        self.path = fields.text("path")
+        self.storage = fields.text_or_none("storage")
+        self.every_s = fields.number_or_none("every_s")
+
+
+class Work:
+    """What this rank has to do, as it came with the claim."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.job = fields.text("job")
+        self.job_id = fields.text("job_id")
+        self.project = fields.text("project")
+        self.attempt = fields.whole("attempt")
+        self.nodes = fields.whole("nodes", 1)
+        self.addresses = fields.texts("addresses") or ["127.0.0.1"]
+        self.master_port = fields.whole("master_port", 29500)
+        self.accelerators_per_node = fields.whole("accelerators_per_node", 0)
+        self.run = fields.text("run")
+        self.setup = fields.text_or_none("setup")
+        self.setup_key = fields.text_or_none("setup_key")
+        self.image = fields.text_or_none("image")
+        self.env = fields.table("env")
+        self.secrets = fields.table("secrets")
+        self.params = fields.table("params")
+        workdir, git, checkpoint = fields.inner("workdir"), fields.inner("git"), fields.inner("checkpoint")
+        self.snapshot = workdir.text_or_none("snapshot") if workdir else None
+        self.git_url = git.text("url") if git else None
+        self.git_commit = git.text_or_none("commit") if git else None
+        self.checkpoint = Checkpoint(checkpoint) if checkpoint else None
+        self.inputs = [(item.text("source"), item.text("target")) for item in fields.inners("inputs")]
+        self.outputs = [(item.text("source"), item.text("target")) for item in fields.inners("outputs")]
+        self.grace_s = fields.number("grace_s", 10)
+        self.idle_s = fields.number_or_none("idle_s")
+        self.log_limit_mib = fields.number("log_limit_mib", 1024)
+
+
+def read_config(path: str) -> Config:
+    """Raises BadConfig, OSError."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            raw = json.load(file)
+        except ValueError as error:
+            raise BadConfig(f"{path} is not JSON: {error}") from error
+    return Config(Fields(raw, "configuration"))

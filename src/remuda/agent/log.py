@@ -1,0 +1,120 @@
+"""The task's output on its way to the control plane: spooled to disk in segments, bounded, never holding the task up.
+
+`home/log/` holds what is not delivered yet, as files named by the position of their first byte in the whole output.
+When the unsent part outgrows the cap, its oldest segments after the first tenth are dropped.
+"""
+
+from __future__ import annotations
+
+import os
+
+CHUNK = 256 * 1024  # bytes of one request
+
+
+class Log:
+    """A queue of bytes: `write` at its end, `chunk` and `acknowledge` at its start."""
+
+    def __init__(self, folder: str, limit_mib: float) -> None:
+        self._folder = folder
+        self.limit(limit_mib)
+        self._segments: list[list[int]] = []  # [position, size], oldest first
+        self._file = -1
+        self.size = 0  # of the whole output so far, dropped bytes included
+        self._acked = 0
+        self._load()
+
+    def limit(self, limit_mib: float) -> None:
+        """Set the cap; known only when the work is."""
+        limit = int(limit_mib * 1024 * 1024)
+        self._head = limit // 10
+        self._limit = limit
+        self._segment = max(64 * 1024, min(4 * 1024 * 1024, limit // 20))
+
+    @property
+    def pending(self) -> bool:
+        return self._acked < self.size
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes of the output. What the disk does not take counts as dropped."""
+        try:
+            if self._file < 0 or not self._segments or self._segments[-1][1] >= self._segment:
+                self._begin()
+            written = os.write(self._file, data)
+        except OSError:
+            self._end()
+            written = 0
+        if written:
+            self._segments[-1][1] += written
+        self.size += written
+        if written < len(data):
+            self._end()  # the next segment begins after the gap
+            self.size += len(data) - written
+        self._trim()
+
+    def chunk(self) -> tuple[int, int, bytes]:
+        """The position of the next bytes to send, how many just before them are lost, and the bytes."""
+        while self._segments:
+            position, size = self._segments[0]
+            start = max(position, self._acked)
+            if start < position + size:
+                return start, start - self._acked, self._read(position, start - position)
+            self._drop(0)
+        return self.size, self.size - self._acked, b""
+
+    def acknowledge(self, wanted: int) -> None:
+        """The server wants the bytes from `wanted` on; it may go back as long as they are still here."""
+        self._acked = min(wanted, self.size)
+        while self._segments and sum(self._segments[0]) <= self._acked:
+            if len(self._segments) == 1 and self._file >= 0 and self._segments[0][1] < self._segment:
+                break  # still growing; kept until it is full
+            self._drop(0)
+
+    def close(self) -> None:
+        self._end()
+
+    def _begin(self) -> None:
+        self._end()
+        os.makedirs(self._folder, exist_ok=True)
+        self._file = os.open(self._path(self.size), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._segments.append([self.size, 0])
+
+    def _end(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _trim(self) -> None:
+        """Drop the oldest unsent segment after the head while more is kept than the cap allows."""
+        while sum(size for _, size in self._segments) > self._limit:
+            for index, (position, _) in enumerate(self._segments[:-1]):
+                if position >= self._head:
+                    self._drop(index)
+                    break
+            else:
+                return
+
+    def _drop(self, index: int) -> None:
+        position, _ = self._segments.pop(index)
+        if not self._segments:
+            self._end()
+        os.unlink(self._path(position))
+
+    def _read(self, position: int, skip: int) -> bytes:
+        with open(self._path(position), "rb") as file:
+            file.seek(skip)
+            return file.read(CHUNK)
+
+    def _path(self, position: int) -> str:
+        return f"{self._folder}/{position:020d}"
+
+    def _load(self) -> None:
+        """Take over what an agent before this one left unsent; the server says which part of it it has."""
+        try:
+            names = sorted(name for name in os.listdir(self._folder) if name.isdigit())
+        except FileNotFoundError:
+            return
+        for name in names:
+            self._segments.append([int(name), os.stat(os.path.join(self._folder, name)).st_size])
+        if self._segments:
+            self._acked = self._segments[0][0]
+            self.size = sum(self._segments[-1])

@@ -1,0 +1,112 @@
+"""One thread that waits for files, signals and times, and calls back; the agent does nothing outside it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+TYPE_CHECKING = False  # the typing module costs milliseconds that every job would pay
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+READ = select.POLLIN
+WRITE = select.POLLOUT
+
+
+class Timer:
+    """A call that is due at a time of the monotonic clock, until it is cancelled."""
+
+    __slots__ = ("call", "due")
+
+    def __init__(self, due: float, call: Callable[[], None]) -> None:
+        self.due = due
+        self.call = call
+
+
+class Loop:
+    """Calls handlers when their files are ready and timers when they are due, until `stop`."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._timers: list[Timer] = []  # a handful, so that a search is cheaper than a heap
+        self._signals: dict[int, Callable[[], None]] = {}
+        self._wake: tuple[int, int] | None = None
+        self._running = True
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        """Call `handler(events)` whenever `fd` is ready; a second call changes events and handler."""
+        self._poll.register(fd, events)
+        self._handlers[fd] = handler
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; to be called before it is closed."""
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        """Call once, `seconds` from now."""
+        timer = Timer(time.monotonic() + seconds, call)
+        self._timers.append(timer)
+        return timer
+
+    def cancel(self, timer: Timer | None) -> None:
+        """Forget the timer; one that was called or cancelled already is no error."""
+        if timer in self._timers:
+            self._timers.remove(timer)
+
+    def on_signal(self, number: int, call: Callable[[], None]) -> None:
+        """Call back from within the loop after the signal came."""
+        if self._wake is None:
+            self._wake = make_wake_pipe()
+            self.watch(self._wake[0], READ, self._signalled)
+        self._signals[number] = call
+        signal.signal(number, _noted)
+
+    def stop(self) -> None:
+        self._running = False
+
+    def run(self) -> None:
+        while self._running:
+            self._call_due()
+            for fd, events in self._poll.poll(self._wait_ms()):
+                handler = self._handlers.get(fd)
+                if handler is not None:  # an earlier handler of this round may have closed it
+                    handler(events)
+
+    def _wait_ms(self) -> int | None:
+        if not self._running:
+            return 0  # a timer stopped the loop
+        if not self._timers:
+            return None
+        due = min(timer.due for timer in self._timers)
+        return max(0, int((due - time.monotonic()) * 1000) + 1)
+
+    def _call_due(self) -> None:
+        now = time.monotonic()
+        for timer in [timer for timer in self._timers if timer.due <= now]:
+            if timer in self._timers:
+                self._timers.remove(timer)
+                timer.call()
+
+    def _signalled(self, events: int) -> None:
+        assert self._wake is not None
+        for number in set(os.read(self._wake[0], 512)):
+            call = self._signals.get(number)
+            if call is not None:
+                call()
+
+
+def make_wake_pipe() -> tuple[int, int]:
+    """A non-blocking pipe into which the interpreter writes the number of each signal that it catches."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader, writer
+
+
+def _noted(number: int, frame: object) -> None:
+    """The wake-up pipe carries the news; the handler only keeps the default action away."""

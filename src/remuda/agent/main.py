@@ -1,0 +1,111 @@
+"""Takes the agent of one rank from its configuration file to its end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+
+from .config import BadConfig, Config, read_config
+from .link import Link, complain
+from .log import Log
+from .loop import Loop
+from .outbox import Outbox
+from .runner import Runner
+from .work.environment import Places, write_whole
+
+LOCK_WAIT_S = 15.0
+USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code: 0 when all was done or nothing was to do, 2 for a wrong configuration."""
+    deliver = "--deliver" in arguments
+    paths = [argument for argument in arguments if argument != "--deliver"]
+    if len(paths) != 1:
+        complain(USAGE)
+        return 2
+    try:
+        config = read_config(paths[0])
+    except (BadConfig, OSError) as error:
+        complain(str(error))
+        return 2
+    places = Places(config.home)
+    os.makedirs(places.home, mode=0o700, exist_ok=True)
+    lock = take_lock(places.home)
+    if lock is None:
+        return 0
+    return act(config, places, lock, deliver)
+
+
+def act(config: Config, places: Places, lock: int, deliver: bool) -> int:
+    """Do the work, or, if an agent before this one did or began it, deliver what it left."""
+    loop, outbox, log = Loop(), Outbox(places.outbox), Log(places.log, 1024)
+    runner = Runner(loop, config, places, outbox, log, lock)
+    link = Link(loop, config, take_nonce(places.home), outbox, log, runner)
+    runner.attach(link)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.on_signal(number, runner.terminated)
+    if deliver or os.path.exists(places.started) or os.path.exists(places.exit):
+        runner.recover()
+    else:
+        runner.claim()
+    loop.run()
+    return 0 if outbox.empty and not log.pending else 1 if deliver else 0
+
+
+def take_lock(home: str) -> int | None:
+    """The lock of this rank's home, None if another agent works there.
+
+    An agent that was killed has a guardian that holds the lock until all of the work is dead: worth waiting for.
+    """
+    lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until or agent_lives(home):
+                return None
+            select.select([], [], [], 0.05)
+    write_whole(home + "/agent.json", json.dumps({"pid": os.getpid(), "start": start_time(os.getpid())}))
+    return lock
+
+
+def agent_lives(home: str) -> bool:
+    """Whether the agent that wrote agent.json is a living process and not another one with its number."""
+    try:
+        with open(home + "/agent.json", encoding="utf-8") as file:
+            agent = json.load(file)
+        os.kill(agent["pid"], 0)
+    except (OSError, ValueError, KeyError):
+        return False
+    return bool(agent["start"] == start_time(agent["pid"]))
+
+
+def start_time(pid: int) -> int | None:
+    """When the process started, in clock ticks since the boot; None if it is dead, or where there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else int(fields[19])
+
+
+def take_nonce(home: str) -> str:
+    """This agent's claim; kept, so that a lost reply or a restart asks for the same one again."""
+    path = home + "/claim"
+    try:
+        with open(path, encoding="ascii") as file:
+            nonce = file.read().strip()
+    except FileNotFoundError:
+        nonce = ""
+    if not nonce:
+        nonce = os.urandom(16).hex()
+        write_whole(path, nonce)
+    return nonce

@@ -1,0 +1,90 @@
+"""Messages to the control plane: numbered, kept on disk until they are acknowledged, sent again after anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+VOLATILE = ("progress", "telemetry")  # only the newest counts; never queued up behind a dead server
+REWRITE_BYTES = 256 * 1024
+
+
+class Outbox:
+    """The file holds one message per line; the first number tells what was acknowledged and dropped before it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._unsent: list[tuple[int, str]] = []
+        self._latest: dict[str, dict[str, object]] = {}
+        self._last = 0
+        for line in _lines(path):
+            message = json.loads(line)
+            self._last = message["seq"]
+            if message["kind"] != "sent":  # a mark that keeps the numbering after everything was acknowledged
+                self._unsent.append((message["seq"], line))
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    @property
+    def empty(self) -> bool:
+        return not self._unsent and not self._latest
+
+    def has(self, kind: str) -> bool:
+        """Whether a message of this kind waits for its acknowledgement."""
+        return any(json.loads(line)["kind"] == kind for _, line in self._unsent)
+
+    def put(self, kind: str, **fields: object) -> None:
+        """Queue a message. A full disk does not stop it: then it lives in memory alone."""
+        if kind in VOLATILE:
+            self._latest[kind] = dict(fields, at=now_text())
+        else:
+            self.settle()
+            self._append(kind, dict(fields, at=now_text()))
+
+    def settle(self) -> None:
+        """Give the newest volatile messages their place in the order; done when the server has caught up."""
+        latest, self._latest = self._latest, {}
+        for kind, fields in latest.items():
+            self._append(kind, fields)
+
+    def batch(self, limit: int = 200) -> bytes:
+        """The next messages to send as a JSON list, b"" if there are none."""
+        if not self._unsent:
+            self.settle()
+        if not self._unsent:
+            return b""
+        return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
+
+    def acknowledge(self, seq: int) -> None:
+        """The server has applied everything up to `seq`."""
+        self._unsent = [(number, line) for number, line in self._unsent if number > seq]
+        if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
+            os.ftruncate(self._file, 0)
+            self._write(json.dumps({"seq": self._last, "kind": "sent"}))
+
+    def _append(self, kind: str, fields: dict[str, object]) -> None:
+        self._last += 1
+        line = json.dumps(dict({"seq": self._last, "kind": kind}, **fields))
+        self._unsent.append((self._last, line))
+        self._write(line)
+
+    def _write(self, line: str) -> None:
+        try:
+            os.write(self._file, (line + "\n").encode())
+        except OSError:
+            return  # a full disk; the message is in memory and will be sent from there
+
+
+def now_text() -> str:
+    """The time on this node's clock as RFC 3339 with milliseconds, in UTC."""
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+
+
+def _lines(path: str) -> list[str]:
+    """Whole lines only: a torn last one was never sent."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return [line[:-1] for line in file if line.endswith("\n")]
+    except FileNotFoundError:
+        return []

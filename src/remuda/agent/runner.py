@@ -1,0 +1,239 @@
+"""The agent's decisions: from the claim through folder, setup and run to the exit that is reported last."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from .config import BadConfig, Work
+from .link import complain
+from .scrub import Scrubber
+from .work.environment import make_environment, write_whole
+from .work.guardian import PR_SET_CHILD_SUBREAPER, Command, prctl
+from .work.process import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .config import Config, Fields
+    from .link import Link
+    from .log import Log
+    from .loop import Loop, Timer
+    from .outbox import Outbox
+    from .work.environment import Places
+
+EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
+KILL_WAIT_S = 30.0  # how long the kernel may take to end a killed process before the node counts as broken
+FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
+SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+# The shell passes over SIGTERM, which the commands in it get themselves, and so lives to tell their exit code.
+SHELL_LINE = 'trap : TERM; . "$0"'
+
+
+class Runner:
+    """One rank's work. Called by the loop, the link and the processes; never waits."""
+
+    def __init__(self, loop: Loop, config: Config, places: Places, outbox: Outbox, log: Log, lock: int) -> None:
+        self._loop = loop
+        self._config = config
+        self._places = places
+        self._outbox = outbox
+        self._log = log
+        self._lock = lock
+        self._scrubber = Scrubber([])
+        self._work: Work | None = None
+        self._process: Process | None = None
+        self._code: int | None = None
+        self._ending: tuple[str, str] | None = None  # outcome and reason, once something wants the work to end
+        self._kill_timer: Timer | None = None
+        self._over = False  # the outcome is known; what is left is to deliver
+        self._exited = False  # ... and the exit itself is in the outbox
+
+    def attach(self, link: Link) -> None:
+        self._link = link
+
+    def claim(self) -> None:
+        """Ask for the work and do it."""
+        self._link.claim(self._begin)
+        self._loop.after(1, self._tick)
+
+    def recover(self) -> None:
+        """Deliver what an agent before this one left behind; its work is dead, and is never begun again."""
+        self._over = True
+        self._exited = self._outbox.has("exited")
+        if not os.path.exists(self._places.exit):
+            self._write_exit(*self._lost_exit())
+        self._loop.after(1, self._tick)
+        self._link.refusals = (409, 410)
+        self._link.pump()
+        self.delivered()
+
+    # What the link says.
+
+    def ordered(self, kind: str, seconds: float, reason: str) -> None:
+        """A `stop` or a `notice` from the control plane."""
+        if kind == "notice":
+            self._write_notice(seconds, reason)
+            self._end("preempted", reason or "the node is taken away", seconds)
+        elif kind == "stop":
+            self._end("stopped", reason or "a stop was wanted", seconds)
+        else:
+            complain(f"the order {kind!r} is not known to this agent")
+
+    def asked(self, exec_id: str, command: list[str]) -> None:
+        """Run a command beside the work."""
+
+    def dismissed(self, reason: str) -> None:
+        """The claim is not ours: no work may go on, and nothing is left to say."""
+        if self._process is None:
+            self._leave()
+            return
+        complain(reason)
+        self._over = self._exited = True
+        self._process.kill()
+        self._loop.after(KILL_WAIT_S, self._leave)
+
+    def delivered(self) -> None:
+        """Something was acknowledged. The exit follows all of the log, and nothing follows the exit."""
+        if self._over and not self._exited and not self._log.pending:
+            self._exited = True
+            with open(self._places.exit, encoding="utf-8") as file:
+                self._outbox.put("exited", **json.load(file))
+            self._link.pump()
+        if self._exited and self._outbox.empty and not self._log.pending and self._process is None:
+            self._leave()
+
+    def terminated(self) -> None:
+        """SIGTERM: the gang is removed."""
+        if self._over or self._work is None:
+            self._loop.after(FAREWELL_S if self._over else 0, self._leave)
+        else:
+            self._end("stopped", "the gang was removed", self._config.grace_s)
+
+    # The work, step by step.
+
+    def _begin(self, fields: Fields) -> None:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        write_whole(self._places.started, "")
+        try:
+            work = self._work = Work(fields)
+        except BadConfig as error:
+            self._conclude("node", None, f"this agent does not understand its work: {error}")
+            return
+        self._scrubber = Scrubber(list(work.secrets.values()))
+        self._log.limit(work.log_limit_mib)
+        self._link.listen_soon()
+        os.makedirs(self._places.work, exist_ok=True)
+        self._run()
+
+    def _run(self) -> None:
+        assert self._work is not None
+        write_whole(self._places.run, self._work.run + "\n")
+        shell = next(path for path in SHELLS if os.path.exists(path))
+        env = make_environment(self._config, self._work, self._places)
+        command = Command([shell, "-e", "-c", SHELL_LINE, self._places.run], env, self._places.work)
+        command.status_path = self._places.status
+        self._process = Process(
+            self._loop, command, self._lock, wrote=self._wrote, ended=self._ended, gone=self._run_gone
+        )
+        self._say("running", setup_reused=False)
+
+    def _wrote(self, data: bytes) -> None:
+        self._log.write(self._scrubber.feed(data))
+        self._link.pump()
+
+    def _ended(self, code: int | None) -> None:
+        self._code = code
+
+    def _run_gone(self) -> None:
+        """No process of the work is left."""
+        self._process = None
+        if self._code is None:
+            self._conclude("node", None, "the work's guardian process was killed")
+        else:
+            self._conclude(*judge(self._code, self._ending))
+
+    def _end(self, outcome: str, reason: str, seconds: float) -> None:
+        """The work shall end within `seconds`. A stop outranks a notice; the earlier end counts."""
+        if self._over:
+            return
+        asked = self._ending is not None
+        if self._ending is None or outcome != "preempted":
+            self._ending = (outcome, reason)
+        if self._process is None:
+            self._conclude(outcome, None, reason)
+            return
+        if not asked:
+            self._process.ask()
+        due = time.monotonic() + max(0.0, seconds)
+        if self._kill_timer is None or due < self._kill_timer.due:
+            self._loop.cancel(self._kill_timer)
+            self._kill_timer = self._loop.after(max(0.0, seconds), self._kill)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._loop.after(KILL_WAIT_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._process is not None and not self._over:
+            self._conclude("node", None, "a process of the work could not be killed")
+
+    def _conclude(self, outcome: str, code: int | None, reason: str) -> None:
+        self._over = True
+        rest = self._scrubber.flush()
+        if rest:
+            self._log.write(rest)
+        self._outbox.settle()
+        self._write_exit(outcome, code, self._scrubber.text(reason))
+        self._link.pump()
+        self.delivered()
+
+    def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
+        """Note the end on disk before anyone is told, so that an agent killed now loses nothing."""
+        exit_ = {"outcome": outcome, "exit_code": code, "reason": reason, "log_bytes": self._log.size}
+        write_whole(self._places.exit, json.dumps(exit_), sync=True)
+
+    def _lost_exit(self) -> tuple[str, int | None, str]:
+        """The outcome of work whose agent was killed."""
+        try:
+            with open(self._places.status, encoding="ascii") as file:
+                return judge(int(file.read()), None)
+        except (FileNotFoundError, ValueError):
+            return "node", None, "the agent was killed, and its work with it"
+
+    def _write_notice(self, seconds: float, reason: str) -> None:
+        deadline = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+        notice = {"seconds": seconds, "deadline": deadline, "reason": reason}
+        write_whole(self._places.notice, json.dumps(notice))
+
+    def _say(self, kind: str, **fields: object) -> None:
+        self._outbox.put(kind, **fields)
+        self._link.pump()
+
+    def _tick(self) -> None:
+        """Once a second: has the lease run out?"""
+        self._loop.after(1, self._tick)
+        if time.monotonic() > self._link.lease_until:
+            if self._work is None or self._over:
+                self._leave()
+            elif self._ending is None:
+                self.ordered("notice", self._config.grace_s, "the control plane was silent for longer than the lease")
+
+    def _leave(self) -> None:
+        self._link.close()
+        self._log.close()
+        self._loop.stop()
+
+
+def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
+    """The outcome, exit code and reason of work that ended by itself or was made to."""
+    if code == 0:
+        return "succeeded", code, ""
+    if ending is not None:
+        return ending[0], code, ending[1]
+    if code == EX_TEMPFAIL:
+        return "preempted", code, "the task asked to be run again (exit code 75)"
+    if code > 128:
+        return "exit", code, f"the task was killed by signal {code - 128}"
+    return "exit", code, f"the task ended with exit code {code}"

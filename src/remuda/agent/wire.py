@@ -1,0 +1,316 @@
+"""A small HTTP/1.1 client on the loop: one request at a time, kept alive, never waiting for a peer.
+
+Errors, by what the caller does next: there is one, `failed(reason)`: ask again later. Every request of the agent's
+protocol can be repeated.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from .loop import READ, WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from .loop import Loop, Timer
+
+    Replied = Callable[[int, bytes], None]
+    Failed = Callable[[str], None]
+
+MAX_REPLY = 64 * 1024 * 1024  # bytes; a blob of a working folder is fetched elsewhere
+
+
+class Address:
+    """`unix:/path`, `http://host:port` or `https://host:port`, resolved once, before the work begins.
+
+    Looking up a name can block for many seconds, so it is done only once: a control plane that moves to another
+    address while work runs must be reached by its old one until the work ends.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.text = address
+        self.tls = address.startswith("https://")
+        self.prefix = ""
+        if address.startswith("unix:"):
+            self.host = "localhost"
+            self.targets: list[tuple[int, object]] = [(socket.AF_UNIX, address[5:])]
+        elif address.startswith(("http://", "https://")):
+            self.host, slash, path = address.split("://", 1)[1].partition("/")
+            self.prefix = (slash + path).rstrip("/")
+            self.targets = []
+        else:
+            raise ValueError(f"`address` must be unix:/path, http://host:port or https://host:port, not {address!r}")
+
+    def refresh(self) -> None:
+        """Look the host's name up. Raises OSError."""
+        found = socket.getaddrinfo(self.name, self.port, 0, socket.SOCK_STREAM)
+        self.targets = [(family, target) for family, _, _, _, target in found]
+
+    @property
+    def name(self) -> str:
+        """The host without its port and without the brackets of an IPv6 address."""
+        host = self.host if self.host.endswith("]") else self.host.rsplit(":", 1)[0]
+        return host.strip("[]")
+
+    @property
+    def port(self) -> int:
+        port = self.host.rpartition(":")[2]
+        return int(port) if port.isdigit() else 443 if self.tls else 80
+
+
+class Connection:
+    """One connection to the control plane; made when the first request needs it, and again after it broke."""
+
+    def __init__(self, loop: Loop, address: Address, headers: str) -> None:
+        self._loop = loop
+        self._address = address
+        self._headers = headers
+        self._socket: socket.socket | None = None
+        self._ready = False  # connected, and the TLS handshake is over
+        self._fresh = True  # no answer has come over this connection yet
+        self._turn = 0  # which of the resolved addresses is tried
+        self._out = memoryview(b"")
+        self._request = b""
+        self._in = bytearray()
+        self._timer: Timer | None = None
+        self._replied: Replied | None = None
+        self._failed: Failed | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._replied is not None
+
+    def request(
+        self, method: str, path: str, body: bytes, *, timeout_s: float, replied: Replied, failed: Failed
+    ) -> None:
+        """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later, from the loop."""
+        head = "%s %s%s HTTP/1.1\r\nHost: %s\r\n%sContent-Length: %d\r\n\r\n"
+        text = head % (method, self._address.prefix, path, self._address.host, self._headers, len(body))
+        self._request = text.encode("latin-1") + body
+        self._replied, self._failed = replied, failed
+        self._timer = self._loop.after(timeout_s, lambda: self._fail(f"no answer within {timeout_s:g} s"))
+        self._start()
+
+    def close(self) -> None:
+        """Drop the connection and whatever was asked over it; no callback follows."""
+        self._replied = self._failed = None
+        self._loop.cancel(self._timer)
+        self._disconnect()
+
+    def _start(self) -> None:
+        self._out = memoryview(self._request)
+        self._in.clear()
+        if self._socket is not None:
+            self._flush()
+            return
+        try:
+            self._connect()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self._disconnect()
+            self._loop.after(0, lambda: self._fail(reason))
+
+    def _connect(self) -> None:
+        if not self._address.targets:
+            self._address.refresh()
+        family, target = self._address.targets[self._turn % len(self._address.targets)]
+        self._ready, self._fresh = False, True
+        connection = self._socket = socket.socket(family, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        if family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = connection.connect_ex(target)  # type: ignore[arg-type]  # what getaddrinfo gave for this family
+        if code not in (0, errno.EINPROGRESS):  # a full queue of a Unix socket is EAGAIN: later
+            raise OSError(code, errno.errorcode.get(code, str(code)))
+        if self._address.tls:
+            self._socket = wrap_tls(connection, self._address.name)
+        if code == 0 and not self._address.tls:
+            self._ready = True
+            self._flush()
+        else:
+            self._loop.watch(connection.fileno(), WRITE, self._step)
+
+    def _flush(self) -> None:
+        """Send what the peer takes now, then wait for the rest to be taken or for the answer."""
+        assert self._socket is not None
+        try:
+            while self._out:
+                self._out = self._out[self._socket.send(self._out[:262144]) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if not _wants(error):
+                self._broken(error.strerror or str(error))
+                return
+        self._loop.watch(self._socket.fileno(), READ | WRITE if self._out else READ, self._step)
+
+    def _step(self, events: int) -> None:
+        assert self._socket is not None
+        if not self._ready and not self._get_ready():
+            return
+        if self._out and events & WRITE:
+            self._flush()
+        if self._socket is not None and events & ~WRITE:
+            self._receive()
+
+    def _get_ready(self) -> bool:
+        """Finish connecting and, over TLS, the handshake. Returns whether requests may flow."""
+        assert self._socket is not None
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._turn += 1
+            self._broken(errno.errorcode.get(code, str(code)))
+            return False
+        if self._address.tls:
+            try:
+                self._socket.do_handshake()  # type: ignore[attr-defined]  # an SSLSocket
+            except OSError as error:
+                wants = _wants(error)
+                if not wants:
+                    self._broken(str(error))
+                else:
+                    self._loop.watch(self._socket.fileno(), wants, self._step)
+                return False
+        self._ready = True
+        self._flush()
+        return False
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        try:
+            while True:
+                data = self._socket.recv(262144)
+                if not data:
+                    self._ended()
+                    return
+                self._in += data
+                if len(self._in) > MAX_REPLY:
+                    self._broken(f"an answer of more than {MAX_REPLY} bytes")
+                    return
+                if len(data) < 262144 and not self._address.tls:
+                    break
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if not _wants(error):
+                self._broken(error.strerror or str(error))
+                return
+        self._parse(False)
+
+    def _ended(self) -> None:
+        """The peer closed. Between requests that is its right; a body without a length ends so."""
+        if self.busy and self._in and self._parse(True):
+            return
+        self._broken("the connection was closed")
+
+    def _parse(self, ended: bool) -> bool:
+        try:
+            found = parse_reply(self._in, ended)
+        except ValueError as error:
+            self._broken(str(error))
+            return True
+        if found is None:
+            return False
+        status, body, keep = found
+        self._in.clear()
+        self._fresh = False
+        if not keep or ended:
+            self._disconnect()
+        replied = self._replied
+        self._replied = self._failed = None
+        self._loop.cancel(self._timer)
+        if replied is not None:
+            replied(status, body)
+        return True
+
+    def _broken(self, reason: str) -> None:
+        """A kept connection that broke before an answer came is no news: the server closes idle ones."""
+        again = self.busy and not self._fresh and not self._in
+        self._disconnect()
+        if again:
+            self._start()
+        else:
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self._disconnect()
+        failed = self._failed
+        self._replied = self._failed = None
+        self._loop.cancel(self._timer)
+        if failed is not None:
+            failed(reason)
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+
+def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
+    """The status, the body, and whether the connection stays; None while it is not whole. Raises ValueError."""
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        if len(data) > 65536:
+            raise ValueError("an answer without an end of its header")
+        return None
+    lines = bytes(data[:end]).decode("latin-1").split("\r\n")
+    version, _, rest = lines[0].partition(" ")
+    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        raise ValueError(f"an answer that is not HTTP: {lines[0][:60]!r}")
+    status = int(rest[:3])
+    headers = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if status == 100:
+        del data[: end + 4]
+        return parse_reply(data, ended)
+    keep = headers.get("connection", "").lower() != "close" and version != "HTTP/1.0"
+    body = _body(data, end + 4, status, headers, ended)
+    return None if body is None else (status, body, keep)
+
+
+def _body(data: bytearray, start: int, status: int, headers: dict[str, str], ended: bool) -> bytes | None:
+    if status in (204, 304):
+        return b""
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return _unchunk(data, start)
+    if "content-length" in headers:
+        size = int(headers["content-length"])
+        return bytes(data[start : start + size]) if len(data) >= start + size else None
+    return bytes(data[start:]) if ended else None
+
+
+def _unchunk(data: bytearray, at: int) -> bytes | None:
+    """The body of chunks from `at` on; None while the last one is missing."""
+    parts: list[bytes] = []
+    while True:
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            return None
+        size = int(bytes(data[at:end]).split(b";")[0], 16)
+        if size == 0:
+            return b"".join(parts) if data.find(b"\r\n\r\n", end) >= 0 else None
+        at = end + 2 + size + 2
+        if len(data) < at:
+            return None
+        parts.append(bytes(data[end + 2 : at - 2]))
+
+
+def wrap_tls(connection: socket.socket, name: str) -> ssl.SSLSocket:
+    """Encrypt, and check the peer's certificate against the system's authorities. Raises OSError."""
+    import ssl  # only agents beyond this machine pay for it
+
+    context = ssl.create_default_context()
+    return context.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
+
+
+def _wants(error: OSError) -> int:
+    """What a TLS connection waits for, 0 if the error is a real one; plain sockets never come here with one."""
+    kind = type(error).__name__
+    return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0
