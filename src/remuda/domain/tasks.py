@@ -59,15 +59,11 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workdir:
-    """The folder that every attempt runs in: a local folder frozen at submit, or a git URL at a commit.
-
-    A `ref` (branch or tag) stands for the commit that it is resolved to at submit.
-    """
+    """The folder that every attempt runs in: a local folder frozen at submit, or a git URL at a commit."""
 
     path: str | None = None
     git: str | None = None
     commit: str | None = None
-    ref: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,14 +49,20 @@ class HourlyRate:
         return Decimal(self.micros_per_hour) / MICROS_PER_USD
 
 
+# What a signed 64-bit column holds: about nine million million dollars.
+_MOST_MICROS = (1 << 63) - 1
+
+
 def parse_usd(text: str | int | float | Decimal) -> Money:
     """Read dollars ("3.60", "$15", 2.5) into micro-dollars, rounded half up. Raises UnitError."""
     try:
         amount = Decimal(str(text).strip().removeprefix("$").removesuffix("USD").replace(",", "").strip())
-        if not amount.is_finite() or amount < 0:
-            raise UnitError(f"expected an amount of dollars of at least 0, such as 3.60, not {text!r}")
     except InvalidOperation:
         raise UnitError(f"expected an amount of dollars, such as 3.60, not {text!r}") from None
+    if not amount.is_finite() or amount < 0:
+        raise UnitError(f"expected an amount of dollars of at least 0, such as 3.60, not {text!r}")
+    if amount.adjusted() > 15 or amount * MICROS_PER_USD > _MOST_MICROS:
+        raise UnitError(f"{str(text)[:40]} is more money than can be counted here")
     return Money(int((amount * MICROS_PER_USD).quantize(Decimal(1), rounding="ROUND_HALF_UP")))
 
 
@@ -67,19 +73,30 @@ def parse_rate(text: str | int | float | Decimal) -> HourlyRate:
     return HourlyRate(parse_usd(text).micros)
 
 
-_LENGTHS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hr": 3600, "d": 86400, "w": 604800}
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|sec|min|hr|s|m|h|d|w)")
+_LENGTHS: dict[str, float] = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+    **dict.fromkeys(("w", "week", "weeks"), 604800),
+}
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 
 
 def parse_duration(text: str | int | float) -> timedelta:
-    """Read a length of time: "90s", "10m", "1h30m", "2d"; a bare number is seconds. Raises UnitError."""
-    if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
-        return timedelta(seconds=text)
-    stripped = str(text).strip()
-    parts = _LENGTH.findall(stripped)
-    if not parts or _LENGTH.sub("", stripped).strip():
-        raise UnitError(f"expected a length of time such as 90s, 10m, 1h30m or 2d, not {text!r}")
-    return timedelta(seconds=sum(float(number) * _LENGTHS[unit] for number, unit in parts))
+    """Read a length of time: "90s", "10m", "1h30m", "2 days"; a bare number is seconds. Raises UnitError."""
+    expected = f"expected a length of time such as 90s, 10m, 1h30m or 2d, not {text!r}"
+    try:
+        if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
+            return timedelta(seconds=text)
+        stripped = str(text).strip()
+        parts = _LENGTH.findall(stripped)
+        if not parts or _LENGTH.sub("", stripped).strip() or any(unit.lower() not in _LENGTHS for _, unit in parts):
+            raise UnitError(expected)
+        return timedelta(seconds=sum(float(number) * _LENGTHS[unit.lower()] for number, unit in parts))
+    except OverflowError:
+        raise UnitError(f"{str(text)[:40]} is a longer time than can be counted here") from None
 
 
 # Accelerator and host memory are quoted by vendors in powers of two under either name: 80GB means 80 GiB.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from remuda.domain.tasks import Task
+from remuda.domain.tasks import Scalar, Task
 from remuda.spec.problems import Notes, Problem, SpecError
 
 __all__ = ["LoadedTask", "Problem", "SpecError", "load_task", "parse_task"]
@@ -26,25 +26,22 @@ class LoadedTask:
     folder: Path
 
 
-def load_task(path: str | Path, params: Mapping[str, str] = {}, *, now: datetime | None = None) -> LoadedTask:
-    """Read a task file. Local sources and targets of inputs and outputs come back absolute.
+def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None) -> LoadedTask:
+    """Read a task file.
 
-    `params` are the overrides as typed. With `now`, times in the past are refused. Raises SpecError.
+    `params` are the overrides, as typed or as values. With `now`, times in the past are refused. Raises SpecError.
     """
     file = Path(path)
     text = _read(file)
     task = parse_task(text, file=str(path), params=params, now=now)
-    folder = file.resolve().parent
-    inputs = tuple(replace(each, source=_absolute(folder, each.source)) for each in task.inputs)
-    outputs = tuple(replace(each, target=_absolute(folder, each.target)) for each in task.outputs)
-    return LoadedTask(task=replace(task, inputs=inputs, outputs=outputs), text=text, folder=folder)
+    return LoadedTask(task=task, text=text, folder=file.resolve().parent)
 
 
 def parse_task(
     text: str,
     *,
     file: str = "task.yaml",
-    params: Mapping[str, str] = {},
+    params: Mapping[str, Scalar] = {},
     now: datetime | None = None,
 ) -> Task:
     """The task that `text` describes; a file without `name` gives its own. Raises SpecError with every problem."""
@@ -87,7 +84,3 @@ def _read(file: Path) -> str:
     except (OSError, ValueError) as error:
         message, hint = f"the file cannot be read: {getattr(error, 'strerror', None) or error}", ""
     raise SpecError([Problem(file=str(file), line=0, column=0, message=message, suggestion=hint)])
-
-
-def _absolute(folder: Path, path: str) -> str:
-    return str(folder / Path(path).expanduser())

@@ -10,6 +10,7 @@ from remuda.domain.tasks import SpotPolicy, Task
 
 # Dotted key -> why nothing honours it yet.
 NOT_YET: Mapping[str, str] = {
+    "workdir.ref": "a branch or tag moves, and every attempt must run the same; name the commit",
     "schedule.cron": "a job is started once; let your system's cron or a systemd timer call `remuda run -d FILE`",
 }
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

@@ -64,7 +64,7 @@ class Param:
 _TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
 
 
-def read_params(root: Node, overrides: Mapping[str, str], notes: Notes) -> dict[str, Written | None]:
+def read_params(root: Node, overrides: Mapping[str, Scalar], notes: Notes) -> dict[str, Written | None]:
     """The value of every declared parameter; None for one that is wrong, after its problem was noted."""
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, Param] = {}
@@ -79,7 +79,8 @@ def read_params(root: Node, overrides: Mapping[str, str], notes: Notes) -> dict[
         if name not in overrides and param.default is None:
             message = f"the parameter {name!r} has no default and was not given"
             notes.add(param.mark, message, suggestion=f"give it with `--param {name}=…`, or write `default:`")
-    for name, text in overrides.items():
+    for name, given in overrides.items():
+        text = given if isinstance(given, str) else str(given).lower() if isinstance(given, bool) else str(given)
         place = f"--param {name}={text if len(text) <= 40 else text[:39] + '…'}"
         if name in declared:
             values[name] = _override(declared[name], text, place, notes)

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from remuda.domain.tasks import Limits, Resources, Retry, Task, Transfer, Workdir
 from remuda.spec.hints import TOP_HINTS
-from remuda.spec.honoured import refused_url
+from remuda.spec.honoured import NOT_YET, refused_url
 from remuda.spec.kinds import (
     Either,
     Field,
@@ -19,7 +19,7 @@ from remuda.spec.kinds import (
     text_kind,
     whole,
 )
-from remuda.spec.limits import CHECKPOINT, LIMITS, RETRY
+from remuda.spec.limits import CHECKPOINT, LIMITS, RETRY, inner_path
 from remuda.spec.params import PARAMS
 from remuda.spec.problems import shown, slug
 from remuda.spec.resources import RESOURCES
@@ -91,6 +91,7 @@ def _check_image(text: str) -> str:
 # workdir
 
 _GIT_URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:\S+")
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -105,15 +106,10 @@ def _check_git(text: str) -> str:
 
 def _check_commit(text: str) -> str:
     if not _COMMIT.fullmatch(text.lower()):
-        raise Wrong(f"{shown(text)} is no commit", suggestion="for a branch or tag write `ref`")
+        raise Wrong(
+            f"{shown(text)} is no commit", suggestion="a branch or tag moves; `git ls-remote URL NAME` shows its commit"
+        )
     return text.lower()
-
-
-def _check_ref(text: str) -> str:
-    bad = (text.startswith(("-", "/", ".")), text.endswith(("/", ".lock", ".")), ".." in text, "@{" in text)
-    if any(bad) or not re.fullmatch(r"[^\s~^:?*\[\\\x00-\x1f\x7f]{1,200}", text):
-        raise Wrong(f"{shown(text)} is no branch or tag")
-    return text
 
 
 def _read_workdir(node: ScalarNode) -> Workdir:
@@ -121,6 +117,10 @@ def _read_workdir(node: ScalarNode) -> Workdir:
     if not text:
         raise Wrong("the text is empty", suggestion="write `.` for the folder of this file")
     if not (_GIT_URL.fullmatch(text) or text.endswith(".git")):
+        if text.startswith("~"):
+            raise Wrong(
+                f"{shown(text)}: ~ is the shell's", suggestion="write the path in full, or relative to this file"
+            )
         return Workdir(path=text)
     url, at, point = text.rpartition("@")
     # git@host:path has an @ of its own; what follows the last one of a URL is the commit only without a slash or colon.
@@ -128,10 +128,11 @@ def _read_workdir(node: ScalarNode) -> Workdir:
         url, point = text, ""
     url = _check_git(url)
     if not point:
-        raise Wrong("the git URL names no commit", suggestion=f"write {url}@COMMIT, or a table with `git` and `ref`")
+        raise Wrong("the git URL names no commit", suggestion=f"write {url}@COMMIT; `git ls-remote {url}` shows them")
     if _COMMIT.fullmatch(point.lower()):
         return Workdir(git=url, commit=point.lower())
-    return Workdir(git=url, ref=_check_ref(point))
+    hint = f"`git ls-remote {url} {point}` shows its commit" if _REF.fullmatch(point) else ""
+    raise Wrong(f"{shown(point)} is not honoured yet: {NOT_YET['workdir.ref']}", suggestion=hint)
 
 
 GIT = Field(
@@ -149,19 +150,19 @@ COMMIT = Field(
 )
 REF = Field(
     name="ref",
-    kind=text_kind("a branch or tag", _check_ref, numbers=True),
-    help="A branch or tag. It is resolved to its commit when the job is submitted.",
+    kind=text_kind("a branch or tag", numbers=True),
+    help="A branch or tag.",
     example="ref: v1.2",
+    refused=NOT_YET["workdir.ref"],
 )
 
 
 def _build_workdir(table: Table) -> Workdir:
-    commit, ref = table.get(COMMIT), table.get(REF)
-    if table.has(COMMIT) == table.has(REF):
-        both = table.has(REF)
-        message = "`commit` and `ref` are both there" if both else "the git URL names no commit"
-        table.notes.add(table.node.mark, message, expected="`commit` or `ref`")
-    return Workdir(git=table.get(GIT), commit=commit, ref=ref)
+    git, commit = table.get(GIT), table.get(COMMIT)
+    if not table.has(COMMIT) and not table.has(REF):
+        hint = f"`git ls-remote {git}` shows them" if git else ""
+        table.notes.add(table.node.mark, "the git URL names no commit", expected="`commit`", suggestion=hint)
+    return Workdir(git=git, commit=commit)
 
 
 WORKDIR_TABLE = Section(
@@ -169,7 +170,13 @@ WORKDIR_TABLE = Section(
     help="A git repository at a commit.",
     fields=(GIT, COMMIT, REF),
     build=_build_workdir,
-    hints={"url": "write `git`", "branch": "write `ref`", "tag": "write `ref`", "path": "write `workdir: FOLDER`"},
+    hints={
+        "url": "write `git`",
+        "branch": "write `commit`",
+        "tag": "write `commit`",
+        "hash": "write `commit`",
+        "path": "write `workdir: FOLDER`",
+    },
 )
 _WORKDIR_TEXT = Value(words="a folder, or a git URL with @COMMIT", parse=_read_workdir, schema={"type": "string"})
 
@@ -180,21 +187,17 @@ def _local(text: str) -> str:
     if reason := refused_url(text):
         raise Wrong(f"{shown(text)} is not honoured yet: {reason}", expected="")
     path = text.strip().removeprefix("file://")
-    if not path:
-        raise Wrong("the text is empty")
+    if not path.startswith("/"):
+        hint = "files beside the task file belong into its `workdir`, which is frozen and sent along"
+        raise Wrong(f"{shown(text)} is no full path", suggestion=hint)
     return path
 
 
-def _transfer_fields(source_help: str, target_help: str) -> tuple[Field[str], Field[str]]:
-    kind = text_kind("a local path", _local)
-    return (
-        Field(name="source", kind=kind, help=source_help, example="source: ~/data/images", required=True),
-        Field(name="target", kind=kind, help=target_help, example="target: data/images", required=True),
-    )
+_HERE = text_kind("a full local path such as /data/images", _local)
+_THERE = text_kind("a path within the working folder such as data/images", inner_path)
 
 
-def _transfers(path: str, help: str, source_help: str, target_help: str) -> Section[Transfer | None]:
-    source, target = fields = _transfer_fields(source_help, target_help)
+def _transfers(path: str, help: str, source: Field[str], target: Field[str]) -> Section[Transfer | None]:
 
     def build(table: Table) -> Transfer | None:
         start, end = table.get(source), table.get(target)
@@ -202,21 +205,20 @@ def _transfers(path: str, help: str, source_help: str, target_help: str) -> Sect
 
     hints = {"from": "write `source`", "src": "write `source`", "to": "write `target`", "dst": "write `target`"}
     hints |= {"path": "write `source` and `target`", "url": "write `source`", "mount": "write `target`"}
-    return Section(path=path, help=help, fields=fields, build=build, hints=hints)
+    return Section(path=path, help=help, fields=(source, target), build=build, hints=hints)
 
 
-_NODE_PATH = "a path on the node, relative to the working folder"
 INPUT = _transfers(
     "inputs",
     "One thing to copy to each node before `setup`.",
-    "What to copy: a path on this machine, relative to the task file.",
-    f"Where to: {_NODE_PATH}.",
+    Field(name="source", kind=_HERE, help="What to copy.", example="source: /data/images", required=True),
+    Field(name="target", kind=_THERE, help="Where to.", example="target: data/images", required=True),
 )
 OUTPUT = _transfers(
     "outputs",
     "One thing to copy back after the work has ended.",
-    f"What to copy: {_NODE_PATH}.",
-    "Where to: a path on this machine, relative to the task file.",
+    Field(name="source", kind=_THERE, help="What to copy.", example="source: results", required=True),
+    Field(name="target", kind=_HERE, help="Where to.", example="target: /data/results", required=True),
 )
 
 # The whole file.
@@ -324,13 +326,13 @@ INPUTS = Field(
     name="inputs",
     kind=ListOf(item=INPUT),
     help="What to copy to each node before `setup`. Local paths only.",
-    example="inputs: [{source: ~/data/images, target: data/images}]",
+    example="inputs: [{source: /data/images, target: data/images}]",
 )
 OUTPUTS = Field(
     name="outputs",
     kind=ListOf(item=OUTPUT),
     help="What to copy back after the work has ended. Local paths only.",
-    example="outputs: [{source: results, target: results}]",
+    example="outputs: [{source: results, target: /data/results}]",
 )
 CHECKPOINT_FIELD = Field(
     name="checkpoint",
