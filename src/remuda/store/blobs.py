@@ -1,0 +1,135 @@
+"""Blobs by the SHA-256 of their bytes, as files; frozen working folders are made of them. Methods block on the disk."""
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from remuda.store.base import Full, Mismatch, NotFound
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobStore:
+    """A folder of blobs. A blob is there whole or not at all, also after a crash of the system."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def missing(self, hashes: Iterable[str]) -> list[str]:
+        """Those not here, each once, in their order. Raises Mismatch for what is no SHA-256."""
+        return [name for name in dict.fromkeys(hashes) if not self._path(name).is_file()]
+
+    def put(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are here. Raises Mismatch, Full."""
+        with self.writer(name) as writer:
+            for chunk in chunks:
+                writer.write(chunk)
+
+    def writer(self, name: str) -> "BlobWriter":
+        """For bytes that arrive in pieces: a context manager whose clean end stores the blob."""
+        return BlobWriter(self._path(name), name)
+
+    def open(self, name: str) -> BinaryIO:
+        """Raises NotFound."""
+        try:
+            return open(self._path(name), "rb")
+        except FileNotFoundError:
+            raise NotFound(f"no blob {name}") from None
+
+    def path(self, name: str) -> Path:
+        """Where the blob lies, for sending it as a file. Raises NotFound."""
+        path = self._path(name)
+        if not path.is_file():
+            raise NotFound(f"no blob {name}")
+        return path
+
+    def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
+        """Remove blobs and unfinished uploads that are not wanted and older; return the bytes that became free.
+
+        The age keeps what was uploaded for a job whose submission is still on its way.
+        """
+        freed, limit = 0, older_than.timestamp()
+        for path in self._root.glob("??/*"):
+            if path.name in wanted:
+                continue
+            try:
+                status = path.stat()
+                if status.st_mtime < limit:
+                    path.unlink()
+                    freed += status.st_size
+            except FileNotFoundError:
+                continue
+        return freed
+
+    def _path(self, name: str) -> Path:
+        if not _HASH.fullmatch(name):
+            raise Mismatch(f"expected a SHA-256 in 64 lower-case hexadecimal digits, not {name!r}")
+        return self._root / name[:2] / name
+
+
+class BlobWriter:
+    """One blob on its way in. Nothing is stored if the block ends with an exception or another hash."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._hash = sha256()
+        self._part = path.with_name(f"{name}.{secrets.token_hex(4)}.part")
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "BlobWriter":
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = open(os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
+        except OSError as error:
+            raise _told(error, self._part) from error
+        return self
+
+    def write(self, data: bytes) -> None:
+        """Raises Full."""
+        assert self._file is not None, "write inside the with block"
+        self._hash.update(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _told(error, self._part) from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        try:
+            if kind is None:
+                self._finish(self._file)
+        except OSError as failure:
+            raise _told(failure, self._part) from failure
+        finally:
+            with suppress(OSError):  # closing flushes once more, which fails again on a full disk
+                self._file.close()
+            self._part.unlink(missing_ok=True)
+
+    def _finish(self, file: BinaryIO) -> None:
+        if self._hash.hexdigest() != self._name:
+            raise Mismatch(f"the bytes of blob {self._name} have the hash {self._hash.hexdigest()}; send them again")
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(self._part, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _told(error: OSError, path: Path) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Full(f"no room to write {path.parent}; nothing was stored: free some disk space")
+    return error
