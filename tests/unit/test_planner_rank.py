@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Task, Transfer, Work
 from remuda.domain.units import HourlyRate, Money
-from remuda.planner.placements import Limit, Objective, Situation
+from remuda.planner.placements import Limit, Objective, Situation, View
 from remuda.planner.rank import plan, rank
 from remuda.planner.work import MACHINE_START
 
@@ -100,7 +100,7 @@ def test_the_minimum_charge_is_part_of_the_total() -> None:
 
 
 def test_a_limit_leaves_the_best_and_counts_all() -> None:
-    made = plan(make_task(), [make_offer(str(n), n) for n in range(1, 9)], now=NOW, limit=2)
+    made = plan(make_task(), [make_offer(str(n), n) for n in range(1, 9)], now=NOW, view=View(limit=2))
     assert names(made.placements) == ["1", "2"]
     assert (made.considered, made.kept) == (8, 8)
 
@@ -246,4 +246,16 @@ def test_every_offer_is_kept_or_counted_and_what_is_kept_keeps_the_limits(
 
 @given(tasks, offers, st.integers(0, 15))
 def test_the_best_few_are_the_first_of_all(task: Task, given_offers: list[Offer], few: int) -> None:
-    assert rank(task, given_offers, now=NOW, limit=few) == rank(task, given_offers, now=NOW)[:few]
+    made = plan(task, given_offers, now=NOW, view=View(limit=few))
+    assert list(made.placements) == rank(task, given_offers, now=NOW)[:few]
+
+
+@given(tasks, offers)
+def test_distinct_is_the_first_of_each_kind(task: Task, given_offers: list[Offer]) -> None:
+    everywhere = [replace(offer, region=region) for offer in given_offers for region in ("r1", "r2")]
+    first: dict[tuple[str, Purchase], Offer] = {}
+    for placement in rank(task, everywhere, now=NOW):
+        first.setdefault((placement.offer.instance_type, placement.offer.purchase), placement.offer)
+    made = plan(task, everywhere, now=NOW, view=View(distinct=True))
+    assert [placement.offer for placement in made.placements] == list(first.values())
+    assert made.considered == len(everywhere)

@@ -150,3 +150,12 @@ def test_a_shared_host_starts_at_once_and_a_machine_does_not() -> None:
     shared = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(0), shared=True)
     assert start_time(shared) == SHARED_HOST_START < MACHINE_START == start_time(make_offer())
     assert timedelta(seconds=1) > SHARED_HOST_START
+
+
+def test_on_a_shared_host_only_the_share_that_is_held_counts() -> None:
+    work = Work(flops=1e15, precision="fp32", efficiency=1.0)
+    shared = Offer(provider="p", region="r", instance_type="cpu", vcpus=64, rate=HourlyRate(0), shared=True)
+    silent = Task(name="t", run="true", work=work)
+    asking = Task(name="t", run="true", work=work, resources=Resources(cpus_min=4))
+    assert seconds(silent, shared) == pytest.approx(1e15 / CPU_PEAK_FP32)
+    assert seconds(asking, shared) == pytest.approx(1e15 / (4 * CPU_PEAK_FP32))

@@ -32,7 +32,7 @@ class Limiter:
         """The first limit, in the order of `Limit`, that the offer would break, and estimate over limit; or None."""
         if not self._any:
             return None
-        for limit, length in ((Limit.DURATION, run_time), (Limit.DEADLINE, wall_time)):
+        for limit, length in ((Limit.DURATION, run_time), (Limit.DEADLINE, wall_time or run_time)):
             left = self._left[limit]
             if left is not None and length is not None and length > left:
                 return limit, length / left if left else float("inf")
@@ -59,7 +59,7 @@ class Limiter:
             case Limit.DURATION:
                 text, change = self._slow("run", run_time, limit)
             case Limit.DEADLINE:
-                text, change = self._slow("take", wall_time, limit)
+                text, change = self._slow("take", wall_time or run_time, limit)
         return LimitMiss(offer=offer, limit=limit, text=text, change=change, excess=excess)
 
     def _dear(self, cost: Money) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """What a plan says: a placement is one gang on one offer, with its expected time, price and risk."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -58,10 +58,19 @@ class Situation:
     """What is known at planning time beside the task; the defaults are those of a job not yet submitted."""
 
     submitted_at: datetime | None = None  # None: now
+    avoid: Collection[str] = ()  # keys of offers that failed lately
     ran: timedelta = timedelta(0)  # running so far, counted against limits.duration
     spent: Money = field(default_factory=Money)  # counted against limits.budget
     output_mib: int | None = None  # data that will leave the place at the end
     egress: Mapping[str, Money] = field(default_factory=dict)  # price per GiB by provider, or "provider/region"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How much of a ranking is wanted. `distinct` keeps the best of each provider, instance type and purchase."""
+
+    limit: int | None = None
+    distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,7 @@ class LimitMiss:
 class Plan:
     """The ranked placements and an account of the offers that fit but break a limit.
 
-    `considered` == `kept` + sum(rejected.values()); `placements` may be cut to the best few of those kept.
+    `considered` == `kept` + sum(rejected.values()); `placements` are those kept, or as many as the view wanted.
     """
 
     placements: tuple[Placement, ...]

@@ -6,7 +6,7 @@ task can be kept.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import nsmallest
 
@@ -14,7 +14,7 @@ from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate, Money, format_duration
 from remuda.planner.limits import Limiter
-from remuda.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss
+from remuda.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss, View
 from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
 from remuda.planner.work import estimate, shape_of, start_time
 
@@ -29,10 +29,12 @@ def rank(
     avoid: Collection[str] = (),
     by: Objective = Objective.COST,
     situation: Situation | None = None,
-    limit: int | None = None,
 ) -> list[Placement]:
-    """The placements that keep the task's limits, best first; see `plan` for what `avoid` and the order mean."""
-    return list(plan(task, offers, now=now, avoid=avoid, by=by, situation=situation, limit=limit).placements)
+    """The placements that keep the task's limits, best first; `plan` says in which order, and counts the others."""
+    known = situation or Situation()
+    if avoid:
+        known = replace(known, avoid=frozenset(avoid) | frozenset(known.avoid))
+    return list(plan(task, offers, now=now, by=by, situation=known).placements)
 
 
 def plan(
@@ -40,17 +42,16 @@ def plan(
     offers: Iterable[Offer],
     *,
     now: datetime,
-    avoid: Collection[str] = (),
     by: Objective = Objective.COST,
     situation: Situation | None = None,
-    limit: int | None = None,
+    view: View | None = None,
 ) -> Plan:
     """Rank `offers`, each of which fits one node of `task`, and count those that would break a limit.
 
-    Order: offers whose key is in `avoid` come last (a caller that would rather wait drops those `avoided`), before
-    them those whose place says that it has too few nodes now. Then, by cost, those with a known total by total, then
-    the others by price per hour; by time, the same with the expected finish before the cost. Ties go to the lower
-    price per hour and then to the offer's key, so that equal questions have equal answers.
+    Order: offers to avoid come last (a caller that would rather wait drops those `avoided`), before them those whose
+    place says that it has too few nodes now. Then, by cost, those with a known total by total, and after them the
+    others by price per hour; by time, the same with the expected finish before the cost. Ties go to the lower price
+    per hour and then to the offer's key, so that equal questions have equal answers.
     """
     known = situation or Situation()
     course = _Courses(task)
@@ -70,10 +71,9 @@ def plan(
         best = misses.get(which)
         if best is None or (excess, offer.key) < (best.excess, best.offer.key):
             misses[which] = limiter.explain(*figures, broken)
-    order = _order(task, avoid, by)
-    best_first = sorted(kept, key=order) if limit is None else nsmallest(limit, kept, key=order)
+    best_first = _best(kept, _order(task, known.avoid, by), view or View())
     return Plan(
-        placements=tuple(_placement(task, scored, known, now, avoid) for scored in best_first),
+        placements=tuple(_placement(task, scored, known, now) for scored in best_first),
         considered=len(kept) + rejected.total(),
         kept=len(kept),
         rejected={which: rejected[which] for which in Limit if rejected[which]},
@@ -170,6 +170,18 @@ def _egress(offer: Offer, known: Situation) -> Money | None:
     return Money((2 * price.micros * known.output_mib + 1024) // 2048)
 
 
+def _best(kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: View) -> list[_Scored]:
+    if view.distinct:
+        groups: dict[tuple[str, str, int, Purchase], tuple[tuple[object, ...], _Scored]] = {}
+        for scored in kept:
+            offer, place = scored.offer, order(scored)
+            group = (offer.provider, offer.instance_type, offer.accelerator_count, offer.purchase)
+            if group not in groups or place < groups[group][0]:
+                groups[group] = (place, scored)
+        kept = [scored for _, scored in groups.values()]
+    return sorted(kept, key=order) if view.limit is None else nsmallest(view.limit, kept, key=order)
+
+
 def _order(task: Task, avoid: Collection[str], by: Objective) -> Callable[[_Scored], tuple[object, ...]]:
     def order(scored: _Scored) -> tuple[object, ...]:
         key = scored.offer.key
@@ -186,7 +198,7 @@ def _is_available(task: Task, offer: Offer) -> bool:
     return offer.capacity is None or offer.capacity >= task.nodes
 
 
-def _placement(task: Task, scored: _Scored, known: Situation, now: datetime, avoid: Collection[str]) -> Placement:
+def _placement(task: Task, scored: _Scored, known: Situation, now: datetime) -> Placement:
     offer, course = scored.offer, scored.course
     available = _is_available(task, offer)
     notes = [] if available else [f"{offer.capacity} of {task.nodes} nodes free now"]
@@ -202,13 +214,7 @@ def _placement(task: Task, scored: _Scored, known: Situation, now: datetime, avo
         notes.append(f"the budget lasts {format_duration(hours)}")
     loss = course.loss
     if loss is not None and loss.time is not None:
-        loss = SpotLoss(
-            per_hour=loss.per_hour,
-            checkpoint_every=loss.checkpoint_every,
-            preemptions=loss.preemptions,
-            time=loss.time,
-            cost=scored.rate.over(loss.time),
-        )
+        loss = replace(loss, cost=scored.rate.over(loss.time))
     return Placement(
         offer=offer,
         nodes=task.nodes,
@@ -220,6 +226,6 @@ def _placement(task: Task, scored: _Scored, known: Situation, now: datetime, avo
         spot_loss=loss,
         egress=scored.egress,
         available=available,
-        avoided=offer.key in avoid,
+        avoided=bool(known.avoid) and offer.key in known.avoid,
         notes=tuple(notes),
     )

@@ -6,6 +6,7 @@ from datetime import timedelta
 from remuda.catalog.accelerators import Precision, find_accelerator, names_matching
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task, Work
+from remuda.scheduler.packing import DEFAULT_CPUS
 
 # Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with two 256-bit fused
 # multiply-add units, 32 operations per cycle and core (https://en.wikipedia.org/wiki/FLOPS, table of operations per
@@ -78,10 +79,12 @@ def estimate(task: Task, offer: Offer) -> Estimate:
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:
-    """The offer as this task uses it: without accelerators where it asks for none."""
-    if offer.accelerator is None or task.resources.accelerators:
-        return offer
-    return replace(offer, accelerator=None, accelerator_count=0)
+    """The offer as this task uses it: without accelerators where it asks for none, with its share of a shared host."""
+    if offer.accelerator is not None and not task.resources.accelerators:
+        offer = replace(offer, accelerator=None, accelerator_count=0)
+    if offer.shared:
+        offer = replace(offer, vcpus=min(offer.vcpus, task.resources.cpus_min or DEFAULT_CPUS))
+    return offer
 
 
 def _by_flops(work: Work, offer: Offer, nodes: int) -> Estimate:
