@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -138,11 +139,11 @@ class Client:
         *,
         rank: int = 0,
         attempt: int | None = None,
-        tail_bytes: int | None = None,
+        tail_lines: int | None = None,
         follow: bool = False,
     ) -> Iterator[bytes]:
         """The log's bytes: of one attempt, or of all in order; with `follow` until the job has ended."""
-        for chunk in self.log_chunks(project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow):
+        for chunk in self.log_chunks(project, name, rank=rank, attempt=attempt, tail_lines=tail_lines, follow=follow):
             if chunk.data:
                 yield chunk.data
 
@@ -153,11 +154,15 @@ class Client:
         *,
         rank: int = 0,
         attempt: int | None = None,
-        tail_bytes: int | None = None,
+        tail_lines: int | None = None,
         follow: bool = False,
+        first: int | None = None,
     ) -> Iterator[LogChunk]:
-        """As `logs`, with where each piece belongs; an empty one comes when a long poll saw nothing new."""
-        at, offset = attempt, 0
+        """As `logs`, with where each piece belongs; an empty one comes when a long poll saw nothing new.
+
+        `attempt` is the only one wanted, `first` the one to begin with.
+        """
+        at, offset = attempt or first, 0
         while True:
             chunk = self.log(
                 project,
@@ -165,13 +170,13 @@ class Client:
                 rank=rank,
                 attempt=at,
                 offset=offset,
-                tail_bytes=tail_bytes,
+                tail_lines=tail_lines,
                 wait_s=_WAIT_S if follow else 0,
                 only=attempt is not None,
             )
             yield chunk
             moved = chunk.attempt != at
-            at, offset, tail_bytes = chunk.attempt, chunk.offset, None
+            at, offset, tail_lines = chunk.attempt, chunk.offset, None
             if chunk.over or (not follow and not chunk.data and not moved):
                 return
 
@@ -183,7 +188,7 @@ class Client:
         rank: int = 0,
         attempt: int | None = None,
         offset: int = 0,
-        tail_bytes: int | None = None,
+        tail_lines: int | None = None,
         wait_s: float = 0,
         only: bool = False,
     ) -> LogChunk:
@@ -191,7 +196,7 @@ class Client:
         pairs = [("rank", str(rank)), ("offset", str(offset)), ("wait_s", f"{wait_s:g}")]
         pairs += [("only", "true")] if only else []
         pairs += [("attempt", str(attempt))] if attempt is not None else []
-        pairs += [("tail_bytes", str(tail_bytes))] if tail_bytes is not None else []
+        pairs += [("tail_lines", str(tail_lines))] if tail_lines is not None else []
         answer = self._call("GET", _job(project, name) + "/logs" + query(pairs), timeout_s=self._timeout_s + wait_s)
         return LogChunk(
             data=answer.body,
@@ -230,6 +235,11 @@ class Client:
 
     def cost(self, project: str, name: str) -> wire.CostView:
         return self._ask("GET", _job(project, name) + "/cost", wire.CostView)
+
+    def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
+        """What a project has spent, in all or since a time."""
+        pairs = [("since", since.isoformat())] if since else []
+        return self._ask("GET", f"/v1/projects/{quote(project)}/cost" + query(pairs), wire.ProjectCost)
 
     # What runs
 

@@ -168,11 +168,19 @@ class ChargeView(Reply, frozen=True, kw_only=True):
     amount_micros: int
 
 
-class CostView(Reply, frozen=True, kw_only=True):
-    """What a job cost and where its time went. The seconds add up to the time since its submission.
+class StretchView(Reply, frozen=True, kw_only=True):
+    """A stretch of a job's life: spent queued, starting, running, lost or stopping."""
 
-    `lost_s` is running time whose work was thrown away: from the last complete checkpoint to the end of an attempt
-    that did not succeed.
+    spell: str
+    since: datetime
+    until: datetime
+    attempt: int
+
+
+class CostView(Reply, frozen=True, kw_only=True):
+    """What a job cost and where its time went. The seconds add up to its life, or its life so far.
+
+    `lost_s` is running time whose work was done again: from the newest checkpoint until the place was lost.
     """
 
     job: str
@@ -182,7 +190,16 @@ class CostView(Reply, frozen=True, kw_only=True):
     starting_s: float
     running_s: float
     lost_s: float
-    ending_s: float
+    stopping_s: float
+    timeline: list[StretchView]
+
+
+class ProjectCost(Reply, frozen=True, kw_only=True):
+    """What a project's charges sum to, of those that began at `since` or later."""
+
+    project: str
+    since: datetime | None
+    total_micros: int
 
 
 class NodeRow(Reply, frozen=True, kw_only=True):

@@ -1,0 +1,90 @@
+"""Commands that run beside jobs: wanted by users, run by agents, their output kept in memory until it is read.
+
+They end with the server: a command line tool at work is told so, and starts again.
+"""
+
+from dataclasses import dataclass, field
+
+from remuda.api.errors import Problem
+from remuda.api.watch import Watch
+
+_KEPT_BYTES = 8 * 1024 * 1024  # of output that nobody has read yet; more waits at the agent
+_KEPT_EXECS = 64  # of ended ones
+
+
+@dataclass(slots=True, kw_only=True)
+class Exec:
+    """One command. `data` begins at `start` of its whole output."""
+
+    id: str
+    job_id: str
+    gang: str
+    rank: int
+    command: list[str]
+    told: bool = False  # its agent was told, and perhaps heard it
+    taken: bool = False  # its agent has answered and need not be told again
+    start: int = 0
+    data: bytearray = field(default_factory=bytearray)
+    exit_code: int | None = None
+
+
+class Execs:
+    """All commands of this server's life."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._all: dict[str, Exec] = {}
+
+    def start(self, exec_id: str, job_id: str, gang: str, rank: int, command: list[str]) -> Exec:
+        """Want a command run; its agent must be woken by the caller."""
+        self._drop_old()
+        made = Exec(id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command)
+        self._all[exec_id] = made
+        return made
+
+    def wanted(self, gang: str, rank: int) -> list[Exec]:
+        """Commands that the agent of this rank has not begun to answer."""
+        return [
+            each
+            for each in self._all.values()
+            if each.gang == gang and each.rank == rank and not each.taken and each.exit_code is None
+        ]
+
+    def untold(self, gang: str, rank: int) -> bool:
+        """Whether there is a command that the agent of this rank was never told."""
+        return any(not each.told for each in self.wanted(gang, rank))
+
+    def put(self, exec_id: str, gang: str, rank: int, offset: int, data: bytes, exit_code: int | None) -> None:
+        """Take output from an agent. What came before is ignored, and so is what belongs to no command of it."""
+        found = self._all.get(exec_id)
+        if found is None or (found.gang, found.rank) != (gang, rank):
+            return
+        found.taken = True
+        end = found.start + len(found.data)
+        found.data += data[max(0, end - offset) :]
+        if len(found.data) > _KEPT_BYTES:  # nobody reads it: the newest is worth most
+            surplus = len(found.data) - _KEPT_BYTES
+            del found.data[:surplus]
+            found.start += surplus
+        if exit_code is not None:
+            found.exit_code = exit_code
+        self._watch.wake(exec_id)
+
+    def get(self, exec_id: str, job_id: str) -> Exec:
+        """Raises Problem."""
+        found = self._all.get(exec_id)
+        if found is None or found.job_id != job_id:
+            raise Problem("exec-not-found", f"no command {exec_id} runs beside this job")
+        return found
+
+    def end_with(self, job_id: str) -> None:
+        """The job's nodes are gone: whoever waits for a command of theirs waits no longer."""
+        for each in self._all.values():
+            if each.job_id == job_id and each.exit_code is None:
+                each.exit_code = 255
+                self._watch.wake(each.id)
+
+    def _drop_old(self) -> None:
+        ended = [each.id for each in self._all.values() if each.exit_code is not None]
+        for exec_id in ended[: max(0, len(ended) - _KEPT_EXECS)]:
+            del self._all[exec_id]

@@ -1,0 +1,212 @@
+"""The agents' routes, exactly as `docs/concepts/agent-protocol.md` says; each takes the token of its own gang only."""
+
+from asyncio import to_thread
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from remuda.api.errors import Problem
+from remuda.api.house import House, house_of
+from remuda.api.openapi import document
+from remuda.api.wire import MIB, read, read_bytes, reply
+from remuda.client.wire import Ask, Reply
+from remuda.domain.jobs import Attempt, Order
+from remuda.domain.messages import Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
+from remuda.store.base import NotFound
+
+PROTOCOLS = (1,)  # the server accepts its own version and the two before it
+_LONGEST_WAIT_S = 60.0
+_MESSAGES_LIMIT = 16 * MIB
+_LOG_LIMIT = 16 * MIB
+_SMALL = 65536  # bytes that the page cache takes sooner than a thread is woken
+
+router = APIRouter(prefix="/agent/v1", tags=["agent"])
+GangQuery = Annotated[str, Query(max_length=63)]
+RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
+
+
+class ClaimAsk(Struct, frozen=True, kw_only=True):
+    """An agent asks for its work."""
+
+    gang: str
+    rank: int
+    nonce: str
+    address: str
+    host: HostFacts = HostFacts()
+
+
+class ClaimAnswer(Reply, frozen=True, kw_only=True):
+    """Wait for the other ranks (`after_s`), or do `work`."""
+
+    state: str
+    after_s: float | None = None
+    work: Assignment | None = None
+    lease_s: float | None = None
+
+
+class MessagesAsk(Struct, frozen=True, kw_only=True):
+    """Messages in order, without gaps."""
+
+    gang: str
+    rank: int
+    nonce: str
+    messages: list[Message]
+
+
+class MessagesAnswer(Reply, frozen=True, kw_only=True):
+    """Every message up to `ack` is stored."""
+
+    ack: int
+    lease_s: float
+
+
+class LogAnswer(Reply, frozen=True, kw_only=True):
+    """The next byte that the server wants."""
+
+    offset: int
+
+
+class ExecWanted(Reply, frozen=True, kw_only=True):
+    """A command to run beside the work."""
+
+    id: str
+    command: list[str]
+    tty: bool
+
+
+class OrdersAnswer(Reply, frozen=True, kw_only=True):
+    """What is wanted of the rank now."""
+
+    order: Order | None
+    execs: list[ExecWanted]
+    lease_s: float
+
+
+class ExecAnswer(Reply, frozen=True, kw_only=True):
+    """The output was taken."""
+
+
+@router.post("/claim", **document("Claim a rank of a gang.", ask=ClaimAsk, answer=ClaimAnswer, errors=("claimed", "agent-protocol")))
+async def claim(request: Request) -> Response:
+    house = _speak(request)
+    ask = await read(request, ClaimAsk)
+    house.tokens.check(request, ask.gang)
+    match await house.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host):
+        case Go(work=work, lease=lease):
+            return reply(ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds()))
+        case Wait(after=after):
+            return reply(ClaimAnswer(state="wait", after_s=after.total_seconds()))
+        case Refused(reason=reason):
+            raise Problem("claimed", reason)
+
+
+@router.post(
+    "/messages", **document("Report.", ask=MessagesAsk, answer=MessagesAnswer, errors=("claimed", "agent-protocol"))
+)
+async def messages(request: Request) -> Response:
+    house = _speak(request)
+    ask = await read(request, MessagesAsk, _MESSAGES_LIMIT)
+    house.tokens.check(request, ask.gang)
+    answer = await house.agents.messages(ask.gang, ask.rank, ask.nonce, ask.messages)
+    if isinstance(answer, NotYours):
+        raise Problem("claimed", answer.reason)
+    return reply(MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds()))
+
+
+@router.post(
+    "/log", **document("Append to a rank's log.", answer=LogAnswer, sends=True, errors=("gang-not-found", "disk-full"))
+)
+async def log(
+    request: Request,
+    gang: GangQuery,
+    rank: RankQuery,
+    offset: Annotated[int, Query(ge=0, le=1 << 62)],
+    lost: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+) -> Response:
+    house = _speak(request)
+    house.tokens.check(request, gang)
+    attempt = await _attempt(house, gang, rank)
+    data = await read_bytes(request, _LOG_LIMIT)
+    where = (attempt.project, attempt.job_id, attempt.number, rank)
+    if len(data) <= _SMALL:
+        wanted = await house.quickly(house.logs.append, *where, offset, data, lost)
+    else:
+        wanted = await to_thread(house.logs.append, *where, offset, data, lost)
+    house.watch.wake(attempt.job_id)
+    return reply(LogAnswer(offset=wanted))
+
+
+@router.get("/orders", **document("Wait for an order.", answer=OrdersAnswer, errors=("gang-not-found",)))
+async def orders(
+    request: Request,
+    gang: GangQuery,
+    rank: RankQuery,
+    after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
+) -> Response:
+    house = _speak(request)
+    house.tokens.check(request, gang)
+    await _attempt(house, gang, rank)
+    wait = 0 if house.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
+    order = await house.wait_order(gang, rank, after, wait)
+    lease = await house.agents.lease(gang)
+    wanted = house.execs.wanted(gang, rank)
+    for each in wanted:
+        each.told = True
+    execs = [ExecWanted(id=each.id, command=each.command, tty=False) for each in wanted]
+    return reply(OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds()))
+
+
+@router.post(
+    "/execs/{exec_id}",
+    **document("Output of a command beside the work.", answer=ExecAnswer, sends=True, errors=("gang-not-found",)),
+)
+async def exec_output(
+    request: Request,
+    exec_id: Annotated[str, Path(max_length=64)],
+    gang: GangQuery,
+    rank: RankQuery,
+    stream: str = "stdout",
+    offset: Annotated[int, Query(ge=0)] = 0,
+    exit_code: int | None = None,
+) -> Response:
+    house = _speak(request)
+    house.tokens.check(request, gang)
+    data = await read_bytes(request, _LOG_LIMIT)
+    # A restart of the server forgets commands; the agent is answered well, for nobody waits for the output.
+    house.execs.put(exec_id, gang, rank, offset, data, exit_code)
+    return reply(ExecAnswer())
+
+
+@router.get("/blobs/{blob}", **document("A part of a working folder.", gives=True, errors=("blob-not-found",)))
+async def blob(request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery) -> Response:
+    house = _speak(request)
+    house.tokens.check(request, gang)
+    await _attempt(house, gang, 0)
+    try:
+        path = house.blobs.path(blob)
+    except NotFound:
+        raise Problem("blob-not-found", f"there is no blob {blob}") from None
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+def _speak(request: Request) -> House:
+    """The house, if it speaks this agent's language."""
+    version = request.headers.get("remuda-agent-protocol", "")
+    if not version.isdecimal() or int(version) not in PROTOCOLS:
+        known = ", ".join(map(str, PROTOCOLS))
+        raise Problem("agent-protocol", f"the agent's protocol is {version or 'not told'}; this server speaks {known}")
+    return house_of(request)
+
+
+async def _attempt(house: House, gang: str, rank: int) -> Attempt:
+    try:
+        attempt = await house.store.attempt_of_gang(gang)
+    except NotFound:
+        raise Problem("gang-not-found", f"no gang {gang} is known here") from None
+    if rank >= attempt.nodes:
+        raise Problem("gang-not-found", f"gang {gang} has no rank {rank}")
+    return attempt

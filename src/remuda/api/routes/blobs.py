@@ -1,0 +1,60 @@
+"""Blobs: parts of frozen working folders, named by the SHA-256 of their bytes."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from remuda.api.errors import Problem
+from remuda.api.house import house_of
+from remuda.api.openapi import document
+from remuda.api.routes.jobs import ProjectPath
+from remuda.api.wire import MIB, done, read, reply, stream_bytes
+from remuda.client import wire
+from remuda.store.base import Mismatch
+
+_NAMES_LIMIT = 4 * MIB
+_AT_ONCE = 4 * MIB  # handed to a thread together
+
+router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
+
+
+@router.post(
+    "/missing", **document("Which blobs the server does not have.", ask=wire.BlobsAsk, answer=wire.BlobsMissing)
+)
+async def missing(request: Request, project: ProjectPath) -> Response:
+    house = house_of(request)
+    ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
+    return reply(wire.BlobsMissing(missing=await asyncio.to_thread(house.blobs.missing, ask.blobs)))
+
+
+@router.put(
+    "/{blob}",
+    **document("Upload a blob.", sends=True, status=204, errors=("blob-mismatch", "too-large", "disk-full")),
+)
+async def put(
+    request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+) -> Response:
+    house = house_of(request)
+    limit = house.settings.whole("server.blob_mib") * MIB
+    writer = house.blobs.writer(blob)
+    parts, size = [], 0
+    await asyncio.to_thread(writer.__enter__)
+    try:
+        async for part in stream_bytes(request, limit):
+            parts.append(part)
+            size += len(part)
+            if size >= _AT_ONCE:
+                await asyncio.to_thread(writer.write, b"".join(parts))
+                parts, size = [], 0
+        await asyncio.to_thread(writer.write, b"".join(parts))
+    except BaseException as error:
+        await asyncio.shield(asyncio.to_thread(writer.__exit__, type(error), error, None))
+        raise
+    try:
+        await asyncio.to_thread(writer.__exit__, None, None, None)
+    except Mismatch as error:
+        raise Problem("blob-mismatch", str(error)) from error
+    return done()

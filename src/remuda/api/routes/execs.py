@@ -1,0 +1,79 @@
+"""Commands that users run beside a job's work."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from remuda.api.errors import Problem
+from remuda.api.house import house_of
+from remuda.api.openapi import document
+from remuda.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job
+from remuda.api.wire import read, reply
+from remuda.client import wire
+from remuda.domain.jobs import AttemptPhase, NodePhase
+
+router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
+_ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
+
+
+@router.post(
+    "",
+    **document(
+        "Run a command beside the job's work.",
+        ask=wire.ExecAsk,
+        answer=wire.ExecStarted,
+        status=201,
+        errors=("job-not-found", "job-not-running"),
+    ),
+)
+async def start(request: Request, project: ProjectPath, name: JobPath) -> Response:
+    house = house_of(request)
+    ask = await read(request, wire.ExecAsk)
+    if not ask.command or ask.rank < 0 or any("\0" in word for word in ask.command):
+        raise Problem("invalid-request", "`command` must be a list of at least one text without NUL, `rank` at least 0")
+    job = await find_job(house, project, name)
+    for attempt in await house.store.attempts(job.id):
+        if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
+            node = await house.store.node(attempt.id, ask.rank)
+            if node.phase in _ALIVE:
+                made = house.execs.start(house.make_id(), job.id, attempt.gang, ask.rank, ask.command)
+                house.agents.notify(attempt.gang)
+                return reply(wire.ExecStarted(id=made.id), 201)
+    raise Problem("job-not-running", f"rank {ask.rank} of {job.name} does not run: the job is {job.phase}")
+
+
+@router.get(
+    "/{exec_id}",
+    **document(
+        "A piece of a command's output; the header has its exit code when all was given.",
+        gives=True,
+        headers=("Remuda-Exit-Code",),
+        errors=("job-not-found", "exec-not-found"),
+    ),
+)
+async def output(
+    request: Request,
+    project: ProjectPath,
+    name: JobPath,
+    exec_id: Annotated[str, Path(max_length=64)],
+    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    wait_s: WaitQuery = 0,
+) -> Response:
+    house = house_of(request)
+    job = await find_job(house, project, name)
+    with house.watch.listen([exec_id, job.id]) as listener:
+        while True:
+            found = house.execs.get(exec_id, job.id)
+            data = bytes(found.data[max(0, offset - found.start) :])
+            if data or found.exit_code is not None:
+                break
+            open_gangs = {attempt.gang for attempt in await house.store.open_attempts(project)}
+            if found.gang not in open_gangs:
+                house.execs.end_with(job.id)
+                continue
+            if not await listener.wait(wait_s):
+                break
+    headers = {} if found.exit_code is None else {"Remuda-Exit-Code": str(found.exit_code)}
+    return Response(data, 200, headers, "application/octet-stream")

@@ -1,0 +1,184 @@
+"""From the house's nouns to what the API shows: one function for each, and nothing secret passes."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from msgspec import Raw
+from msgspec.json import Encoder
+
+from remuda.client import wire
+from remuda.costs.metering import total
+from remuda.costs.timeline import Spell, trace
+from remuda.domain.events import Charge, Event
+from remuda.domain.jobs import Attempt, Job, Node
+from remuda.domain.places import Hold
+from remuda.domain.units import Money
+from remuda.store.base import JobSummary
+
+_encode = Encoder().encode
+
+
+def job_row(job: JobSummary) -> wire.JobRow:
+    return wire.JobRow(
+        id=job.id,
+        project=job.project,
+        name=job.name,
+        user=job.user,
+        phase=job.phase,
+        reason=job.reason,
+        priority=job.priority,
+        submitted_at=job.submitted_at,
+        since=job.since,
+        ended_at=job.ended_at,
+        attempt=job.attempt,
+        exit_code=job.exit_code,
+        place=job.place,
+        spent_micros=job.spent.micros,
+    )
+
+
+def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.JobRow:
+    """The row of a job that was just read or written whole."""
+    return wire.JobRow(
+        id=job.id,
+        project=job.project,
+        name=job.name,
+        user=job.user,
+        phase=job.phase,
+        reason=job.reason,
+        priority=job.task.priority,
+        submitted_at=job.submitted_at,
+        since=job.since,
+        ended_at=job.ended_at,
+        attempt=job.attempt,
+        exit_code=job.exit_code,
+        place=attempts[-1].offer.key if attempts else None,
+        spent_micros=spent.micros,
+    )
+
+
+def job_detail(
+    job: Job, attempts: Sequence[tuple[Attempt, Sequence[Node]]], spent: Money, queue_position: int | None
+) -> wire.JobDetail:
+    return wire.JobDetail(
+        id=job.id,
+        project=job.project,
+        name=job.name,
+        user=job.user,
+        phase=job.phase,
+        reason=job.reason,
+        priority=job.task.priority,
+        submitted_at=job.submitted_at,
+        since=job.since,
+        ended_at=job.ended_at,
+        attempt=job.attempt,
+        exit_code=job.exit_code,
+        place=attempts[-1][0].offer.key if attempts else None,
+        spent_micros=spent.micros,
+        task=Raw(_encode(job.task)),
+        origin=Raw(_encode(job.origin)),
+        not_before=job.not_before,
+        stop_reason=job.stop_reason,
+        consented=job.consented,
+        ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
+        queue_position=queue_position,
+        attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
+    )
+
+
+def attempt_view(attempt: Attempt, nodes: Sequence[Node]) -> wire.AttemptView:
+    return wire.AttemptView(
+        id=attempt.id,
+        number=attempt.number,
+        gang=attempt.gang,
+        place=attempt.offer.key,
+        offer=Raw(_encode(attempt.offer)),
+        rate_micros_per_hour=attempt.offer.rate.micros_per_hour,
+        phase=attempt.phase,
+        reason=attempt.reason,
+        outcome=attempt.outcome,
+        exit_code=attempt.exit_code,
+        first_failed_rank=attempt.first_failed_rank,
+        created_at=attempt.created_at,
+        since=attempt.since,
+        launched_at=attempt.launched_at,
+        running_at=attempt.running_at,
+        finished_at=attempt.finished_at,
+        ended_at=attempt.ended_at,
+        checkpoint_at=attempt.checkpoint_at,
+        drill_until=attempt.drill_until,
+        nodes=[node_view(node) for node in nodes],
+    )
+
+
+def node_view(node: Node) -> wire.NodeView:
+    """A rank without its claim, which is its agent's secret."""
+    return wire.NodeView(
+        rank=node.rank,
+        phase=node.phase,
+        address=node.address,
+        exit_code=node.exit_code,
+        exit_outcome=node.exit_outcome,
+        exit_reason=node.exit_reason,
+        claimed_at=node.claimed_at,
+        running_at=node.running_at,
+        exited_at=node.exited_at,
+        heard_at=node.heard_at,
+        telemetry=node.telemetry,
+        progress=node.progress,
+    )
+
+
+def node_row(job: Job, attempt: Attempt, node: Node, hold: Hold | None) -> wire.NodeRow:
+    return wire.NodeRow(
+        project=attempt.project,
+        job=job.name,
+        job_id=job.id,
+        attempt=attempt.number,
+        rank=node.rank,
+        gang=attempt.gang,
+        place=attempt.offer.key,
+        phase=attempt.phase,
+        rank_phase=node.phase,
+        rate_micros_per_hour=attempt.offer.rate.micros_per_hour,
+        since=attempt.launched_at or attempt.created_at,
+        heard_at=node.heard_at,
+        devices=[] if hold is None else list(hold.devices),
+    )
+
+
+def event_view(event: Event) -> wire.EventView:
+    return wire.EventView(
+        id=event.id, at=event.at, attempt=event.attempt, rank=event.rank, kind=event.kind, text=event.text
+    )
+
+
+def charge_view(charge: Charge) -> wire.ChargeView:
+    return wire.ChargeView(
+        attempt=int(charge.attempt_id.rpartition("-")[2]),
+        rank=charge.rank,
+        kind=charge.kind,
+        since=charge.since,
+        until=charge.until,
+        rate_micros_per_hour=charge.rate.micros_per_hour,
+        amount_micros=charge.amount.micros,
+    )
+
+
+def cost_view(job: Job, attempts: Sequence[Attempt], charges: Sequence[Charge], now: datetime) -> wire.CostView:
+    timeline = trace(job, attempts, now)
+    totals = timeline.totals
+    return wire.CostView(
+        job=job.name,
+        charges=[charge_view(charge) for charge in charges],
+        total_micros=total(charges).micros,
+        queued_s=totals[Spell.QUEUED].total_seconds(),
+        starting_s=totals[Spell.STARTING].total_seconds(),
+        running_s=totals[Spell.RUNNING].total_seconds(),
+        lost_s=totals[Spell.LOST].total_seconds(),
+        stopping_s=totals[Spell.STOPPING].total_seconds(),
+        timeline=[
+            wire.StretchView(spell=each.spell, since=each.since, until=each.until, attempt=each.attempt)
+            for each in timeline.stretches
+        ],
+    )
