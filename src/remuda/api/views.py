@@ -176,7 +176,7 @@ def cost_view(job: Job, attempts: Sequence[Attempt], charges: Sequence[Charge], 
         starting_s=totals[Spell.STARTING].total_seconds(),
         running_s=totals[Spell.RUNNING].total_seconds(),
         lost_s=totals[Spell.LOST].total_seconds(),
-        stopping_s=totals[Spell.STOPPING].total_seconds(),
+        ending_s=totals[Spell.STOPPING].total_seconds(),
         timeline=[
             wire.StretchView(spell=each.spell, since=each.since, until=each.until, attempt=each.attempt)
             for each in timeline.stretches

@@ -139,11 +139,11 @@ class Client:
         *,
         rank: int = 0,
         attempt: int | None = None,
-        tail_lines: int | None = None,
+        tail_bytes: int | None = None,
         follow: bool = False,
     ) -> Iterator[bytes]:
         """The log's bytes: of one attempt, or of all in order; with `follow` until the job has ended."""
-        for chunk in self.log_chunks(project, name, rank=rank, attempt=attempt, tail_lines=tail_lines, follow=follow):
+        for chunk in self.log_chunks(project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow):
             if chunk.data:
                 yield chunk.data
 
@@ -154,7 +154,7 @@ class Client:
         *,
         rank: int = 0,
         attempt: int | None = None,
-        tail_lines: int | None = None,
+        tail_bytes: int | None = None,
         follow: bool = False,
         first: int | None = None,
     ) -> Iterator[LogChunk]:
@@ -170,13 +170,13 @@ class Client:
                 rank=rank,
                 attempt=at,
                 offset=offset,
-                tail_lines=tail_lines,
+                tail_bytes=tail_bytes,
                 wait_s=_WAIT_S if follow else 0,
                 only=attempt is not None,
             )
             yield chunk
             moved = chunk.attempt != at
-            at, offset, tail_lines = chunk.attempt, chunk.offset, None
+            at, offset, tail_bytes = chunk.attempt, chunk.offset, None
             if chunk.over or (not follow and not chunk.data and not moved):
                 return
 
@@ -188,7 +188,7 @@ class Client:
         rank: int = 0,
         attempt: int | None = None,
         offset: int = 0,
-        tail_lines: int | None = None,
+        tail_bytes: int | None = None,
         wait_s: float = 0,
         only: bool = False,
     ) -> LogChunk:
@@ -196,7 +196,7 @@ class Client:
         pairs = [("rank", str(rank)), ("offset", str(offset)), ("wait_s", f"{wait_s:g}")]
         pairs += [("only", "true")] if only else []
         pairs += [("attempt", str(attempt))] if attempt is not None else []
-        pairs += [("tail_lines", str(tail_lines))] if tail_lines is not None else []
+        pairs += [("tail_bytes", str(tail_bytes))] if tail_bytes is not None else []
         answer = self._call("GET", _job(project, name) + "/logs" + query(pairs), timeout_s=self._timeout_s + wait_s)
         return LogChunk(
             data=answer.body,

@@ -190,7 +190,7 @@ class CostView(Reply, frozen=True, kw_only=True):
     starting_s: float
     running_s: float
     lost_s: float
-    stopping_s: float
+    ending_s: float
     timeline: list[StretchView]
 
 

@@ -1,6 +1,5 @@
 """Logs: bytes of one rank, piece by piece, waiting for more where asked."""
 
-from asyncio import to_thread
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -36,7 +35,7 @@ async def logs(
     rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     attempt: Annotated[int | None, Query(ge=0, le=1_000_000, description="The first, where left out.")] = None,
     offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
-    tail_lines: Annotated[int | None, Query(ge=0, le=100_000, description="Only the last lines.")] = None,
+    tail_bytes: Annotated[int | None, Query(ge=0, le=1 << 62, description="Begin this far before the end.")] = None,
     wait_s: WaitQuery = 0,
     only: Annotated[bool, Query(description="Do not go on to later attempts.")] = False,
 ) -> Response:
@@ -48,7 +47,7 @@ async def logs(
         raise Problem("log-not-found", f"{job.name} has had {job.attempt} attempts")
     with house.watch.listen([job.id]) as listener:
         while True:
-            chunk = await _piece(house, job, rank, attempt, offset, tail_lines, only)
+            chunk = await _piece(house, job, rank, attempt, offset, tail_bytes, only)
             news = chunk.data or chunk.over or chunk.attempt != (attempt or 0)
             if news or not await listener.wait(wait_s):
                 break
@@ -62,20 +61,18 @@ async def logs(
 
 
 async def _piece(
-    house: House, job: Job, rank: int, attempt: int | None, offset: int, tail_lines: int | None, only: bool
+    house: House, job: Job, rank: int, attempt: int | None, offset: int, tail_bytes: int | None, only: bool
 ) -> LogChunk:
     """From `offset` of `attempt` (0 or None: the first there is), or the beginning of the next attempt's log."""
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS
-    if tail_lines is not None:
+    if tail_bytes is not None:
         number = attempt or job.attempt
+        offset = max(0, house.logs.size(job.project, job.id, number, rank) - tail_bytes) if number else 0
     if number == 0:
         return LogChunk(data=b"", attempt=0, offset=0, over=ended)
     settled = ended or number < job.attempt or await _settled(house, job, number)
-    if tail_lines is not None:
-        piece = await to_thread(house.logs.tail, job.project, job.id, number, rank, tail_lines)
-    else:
-        piece = await house.quickly(house.logs.read, job.project, job.id, number, rank, offset, _PIECE)
+    piece = await house.quickly(house.logs.read, job.project, job.id, number, rank, offset, _PIECE)
     offset = piece.next
     if piece.data or not settled:
         return LogChunk(data=piece.data, attempt=number, offset=offset, over=False)
