@@ -212,6 +212,14 @@ class Introduces(Protocol):
         """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain, Refused."""
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """A provider that holds files or connections of its own; what it launched goes on without it."""
+
+    async def close(self) -> None:
+        """Let them go. Called last, in the event loop that used the provider."""
+
+
 def wall_clock() -> datetime:
     """The time now; the default of a context's clock."""
     return datetime.now(UTC)  # noqa: TID251 - tests and the simulation give another

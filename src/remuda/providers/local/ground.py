@@ -11,19 +11,33 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import mkdtemp
 from threading import Lock
 
 from remuda.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from remuda.providers.local import processes
+from remuda.providers.local.devices import read_text
 from remuda.providers.local.processes import GANG_MARK, RANK_MARK, Process
-from remuda.providers.local.records import AgentConfig, Ended, EndedRank, Exit, Intent, Removal, read, write
+from remuda.providers.local.records import (
+    AgentConfig,
+    Death,
+    Delivery,
+    Ended,
+    EndedRank,
+    Exit,
+    Intent,
+    Removal,
+    read,
+    write,
+)
 
 REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
 PATIENCE = timedelta(seconds=5)  # beyond the gang's own grace, for its agents' last words
-NEVER_STARTED = timedelta(minutes=1)  # after which an intent without an agent is over
+GUARDIAN = timedelta(seconds=3)  # for the agent's own guardian to end the work of a killed agent
+DELIVERIES = 3  # tries to deliver a killed agent's last words
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
 
@@ -35,6 +49,8 @@ class Rank:
     process: Process | None = None
     dead_at: datetime | None = None
     exit: Exit | None = None
+    in_order: bool = False
+    courier: Process | None = None  # delivers what a killed agent could not
     waits_for: str = ""  # why a dead agent's rank is not over yet
 
 
@@ -58,7 +74,9 @@ class Ground:
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[Process] = field(default_factory=set)
+    _orphaned: dict[tuple[str, int], datetime] = field(default_factory=dict)  # ranks whose agent was found dead, since
     _ended: dict[str, Ended] | None = None
+    has_trash: bool = True  # perhaps some of an earlier server's
 
     def launch(self, spec: GangSpec, configs: Sequence[AgentConfig]) -> Living | None:
         """Start what is not started; None where the gang is over already. Raises NoCapacity, Refused, TryAgain."""
@@ -87,7 +105,7 @@ class Ground:
             if name is not None:
                 gang = self._over(name) or self._look(name)
                 return [] if gang is None else [gang]
-            living = (self._look(e.name) for e in self._scan("gangs") if self._over(e.name) is None)
+            living = [self._look(path.name) for path in self._scan("gangs") if self._over(path.name) is None]
             return [*(gang for gang in living if isinstance(gang, Living)), *self._remembered().values()]
 
     def remove(self, name: str) -> timedelta | None:
@@ -98,7 +116,6 @@ class Ground:
             if intent is None or intent.installation != self.installation:
                 return None
             if self._over(name) is not None:
-                self._discard(folder)
                 return None
             if read(folder / "removing.json", Removal) is None:
                 self._ask_to_leave(intent)
@@ -107,8 +124,9 @@ class Ground:
 
     def empty_trash(self) -> None:
         """Delete what was discarded; may take long and needs no lock. What cannot be deleted is tried again later."""
-        for entry in self._scan("trash"):
-            shutil.rmtree(entry.path, ignore_errors=True)
+        self.has_trash = False
+        for path in self._scan("trash"):
+            shutil.rmtree(path, ignore_errors=True)
 
     # Launching
 
@@ -117,8 +135,8 @@ class Ground:
         wanted = {device for config in configs for device in config.devices}
         if not wanted:
             return
-        for entry in self._scan("gangs"):
-            other = read(Path(entry.path) / "gang.json", Intent)
+        for path in self._scan("gangs"):
+            other = read(path / "gang.json", Intent)
             if other is None or other.name == spec.name or not wanted & set(other.devices):
                 continue
             gang = self._over(other.name) or self._look(other.name)
@@ -156,21 +174,23 @@ class Ground:
             if resumed and (self._process(folder) is not None or _was_started(folder)):
                 continue
             try:
-                self._start(intent.name, number, ())
+                self._start(intent.name, number)
             except OSError as error:
                 self._undo(intent)
                 if isinstance(error, (FileNotFoundError, PermissionError)):
                     raise Refused(f"the agent cannot be started: {error}") from error
                 raise TryAgain(f"the agent cannot be started now: {error}") from error
 
-    def _start(self, gang: str, number: int, options: Sequence[str]) -> Process:
+    def _start(self, gang: str, number: int) -> None:
+        process = self._spawn(gang, number, ())
+        write(self._folder(gang) / str(number) / "started.json", process)
+        self._seen_alive.add(process)
+
+    def _spawn(self, gang: str, number: int, options: Sequence[str]) -> Process:
         folder = self._folder(gang) / str(number)
         environ = {**self.environ, GANG_MARK: gang, RANK_MARK: str(number)}
         command = [*self.command, *options, str(folder / "config.json")]
-        process = processes.start(command, environ, folder / "agent.log")
-        write(folder / "started.json", process)
-        self._seen_alive.add(process)
-        return process
+        return processes.start(command, environ, folder / "agent.log")
 
     def _undo(self, intent: Intent) -> None:
         """All or none: what was started goes at once."""
@@ -187,12 +207,12 @@ class Ground:
         if intent is None or intent.installation != self.installation:
             return None
         gang = self._living(intent)
-        if any(rank.dead_at is None for rank in gang.ranks):
+        if any(rank.process is None and rank.dead_at is None for rank in gang.ranks):  # we were killed in a launch
+            self._start_missing(intent, resumed=True)
+            gang = self._living(intent)
+        if any(rank.dead_at is None or rank.waits_for for rank in gang.ranks):
             return gang
-        ended = self._close(gang)
-        if gang.removal is not None:
-            self._discard(folder)
-        return ended
+        return self._close(gang)
 
     def _living(self, intent: Intent) -> Living:
         removal = read(self._folder(intent.name) / "removing.json", Removal)
@@ -202,22 +222,54 @@ class Ground:
 
     def _rank(self, intent: Intent, number: int, overdue: bool, removal: Removal | None) -> Rank:
         folder = self._folder(intent.name) / str(number)
-        dead_at = read(folder / "dead.json", datetime)
         process = self._process(folder)
-        left = read(folder / "exit.json", Exit)
-        if dead_at is not None:
-            return Rank(number=number, process=process, dead_at=dead_at, exit=left)
-        if process is not None and processes.lives(process) and not overdue:
-            self._seen_alive.add(process)
-            return Rank(number=number, process=process)
-        if process is None and not _was_started(folder):
-            if removal is None and self.now() - intent.launched_at < NEVER_STARTED:
+        death = read(folder / "dead.json", Death)
+        if death is None:
+            if process is not None and processes.lives(process) and not overdue:
+                self._seen_alive.add(process)
+                return Rank(number=number, process=process)
+            if process is None and not _was_started(folder) and removal is None:
                 return Rank(number=number)
-        elif (left is None or overdue) and self._kill_rest(intent.name, number):
-            return Rank(number=number, process=process, waits_for="what its agent left behind is being killed")
-        dead_at = self._died_at(intent, folder, process)
-        write(folder / "dead.json", dead_at)
-        return Rank(number=number, process=process, dead_at=dead_at, exit=left)
+            in_order = process is not None and processes.reap(process) == 0
+            if (not in_order or overdue) and self._rest_lives(intent.name, number, process, overdue):
+                return Rank(number=number, process=process, waits_for="what its agent left behind is being killed")
+            death = Death(at=self._died_at(intent, folder, process), in_order=in_order)
+            write(folder / "dead.json", death)
+        left = read(folder / "exit.json", Exit)
+        rank = Rank(number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left)
+        if not death.in_order and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
+            return replace(rank, courier=courier, waits_for="its last words are being delivered")
+        return rank
+
+    def _rest_lives(self, gang: str, number: int, process: Process | None, at_once: bool) -> bool:
+        """Whether a dead agent's rank still has processes. Its guardian ends them in good order; we kill the rest."""
+        left = processes.list_marked(gang, number)
+        if not left:
+            self._orphaned.pop((gang, number), None)
+            return False
+        since = self._orphaned.setdefault((gang, number), self.now())
+        if at_once or self.now() - since >= GUARDIAN:
+            for each in left:
+                processes.send(each, signal.SIGKILL)
+        return True
+
+    def _deliver(self, gang: str, number: int, overdue: bool, removal: Removal | None) -> Process | None:
+        """Have the log and the exit that a killed agent left on disk delivered; the courier while it is at it."""
+        folder = self._folder(gang) / str(number)
+        last = read(folder / "deliver.json", Delivery)
+        if last is not None and processes.lives(last.process):
+            if overdue:
+                processes.send(last.process, signal.SIGKILL)
+            return last.process
+        if (last is not None and last.done) or removal is not None or not (folder / "started").exists():
+            return None
+        tries = last.tries if last is not None else 0
+        if last is not None and (processes.reap(last.process) == 0 or tries >= DELIVERIES):
+            write(folder / "deliver.json", replace(last, done=True))
+            return None
+        courier = self._spawn(gang, number, ("--deliver",))
+        write(folder / "deliver.json", Delivery(process=courier, tries=tries + 1))
+        return courier
 
     def _process(self, folder: Path) -> Process | None:
         """The agent's process as recorded; one that was started just before we were killed is found and recorded."""
@@ -226,30 +278,22 @@ class Ground:
             write(folder / "started.json", process)
         return process
 
-    def _kill_rest(self, gang: str, number: int) -> bool:
-        """Kill every process of a rank; whether there was one."""
-        left = processes.list_marked(gang, number)
-        for process in left:
-            processes.send(process, signal.SIGKILL)
-        return bool(left)
-
     def _died_at(self, intent: Intent, folder: Path, process: Process | None) -> datetime:
         """When it left by its own record; else now if we saw it alive and were told, else its last sign of life."""
         now = self.now()
         try:
             at = datetime.fromtimestamp((folder / "exit.json").stat().st_mtime, UTC)
         except OSError:
-            times = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder)]
-            at = now if process in self._seen_alive else datetime.fromtimestamp(max(times, default=0), UTC)
+            at = now if process in self._seen_alive else datetime.fromtimestamp(_last_written(folder), UTC)
         return min(max(at, intent.launched_at), now)
 
     def _close(self, gang: Living) -> Ended:
         first = next((rank.exit for rank in gang.ranks if rank.exit is not None and rank.exit.exit_code), None)
-        lost = [rank.number for rank in gang.ranks if rank.exit is None]
+        lost = [rank.number for rank in gang.ranks if not rank.in_order]
         if gang.removal is not None:
             reason = "removed"
         elif lost:
-            reason = f"the agent of rank {lost[0]} died without a word"
+            reason = f"the agent of rank {lost[0]} was killed or broke{self._complaint(gang.intent.name, lost[0])}"
         else:
             reason = first.reason if first is not None and first.reason else "its agents left"
         ended = Ended(
@@ -264,7 +308,13 @@ class Ground:
         write(self.home / "ended" / f"{ended.name}.json", ended)
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
+        self._discard(self._folder(ended.name))
         return ended
+
+    def _complaint(self, gang: str, number: int) -> str:
+        """The last line that an agent wrote for people, if any."""
+        lines = read_text(self._folder(gang) / str(number) / "agent.log").splitlines()
+        return f": {lines[-1][:500]}" if lines else ""
 
     # Giving back
 
@@ -274,15 +324,16 @@ class Ground:
         removal = Removal(asked_at=now, kill_at=now + timedelta(seconds=intent.grace_s) + PATIENCE)
         write(folder / "removing.json", removal)
         for number in range(intent.nodes):
-            process = self._process(folder / str(number))
-            if process is not None:
-                processes.send(process, signal.SIGTERM)
+            delivery = read(folder / str(number) / "deliver.json", Delivery)
+            for process in (self._process(folder / str(number)), delivery.process if delivery else None):
+                if process is not None:
+                    processes.send(process, signal.SIGTERM)
 
     def _forget(self) -> None:
-        """Drop the record of gangs that ended long ago and were given back."""
+        """Drop the records of gangs that ended long ago."""
         oldest = self.now() - REMEMBERED
         for name, ended in list(self._remembered().items()):
-            if ended.seen_at < oldest and not self._folder(name).exists():
+            if ended.seen_at < oldest:
                 (self.home / "ended" / f"{name}.json").unlink(missing_ok=True)
                 del self._remembered()[name]
 
@@ -290,8 +341,9 @@ class Ground:
         """Out of sight at once, by a rename; deleted by `empty_trash`."""
         trash = self.home / "trash"
         trash.mkdir(mode=0o700, exist_ok=True)
+        self.has_trash = True
         with suppress(FileNotFoundError):
-            os.rename(folder, trash / f"{folder.name}-{os.getpid()}-{len(os.listdir(trash))}")
+            os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _over(self, name: str) -> Ended | None:
         """The record of a gang that is over; looked for on disk too, since an older server may have written it."""
@@ -300,13 +352,13 @@ class Ground:
 
     def _remembered(self) -> dict[str, Ended]:
         if self._ended is None:
-            records = [read(Path(entry.path), Ended) for entry in self._scan("ended")]
+            records = [read(path, Ended) for path in self._scan("ended")]
             self._ended = {e.name: e for e in records if e is not None and e.installation == self.installation}
         return self._ended
 
-    def _scan(self, folder: str) -> Sequence[os.DirEntry[str]]:
+    def _scan(self, folder: str) -> Sequence[Path]:
         try:
-            return [entry for entry in os.scandir(self.home / folder) if not entry.name.startswith(".")]
+            return [self.home / folder / name for name in os.listdir(self.home / folder) if not name.startswith(".")]
         except FileNotFoundError:
             return []
 
@@ -317,6 +369,15 @@ class Ground:
 def _was_started(folder: Path) -> bool:
     """Whether an agent has been here, even if no record of its process was left."""
     return any((folder / name).exists() for name in ("lock", "exit.json"))
+
+
+def _last_written(folder: Path) -> float:
+    """When something in a folder was last changed, as seconds since the epoch."""
+    latest = 0.0
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            latest = max(latest, (folder / name).lstat().st_mtime)
+    return latest
 
 
 def _ended_rank(intent: Intent, rank: Rank) -> EndedRank:

@@ -36,6 +36,7 @@ class _Stat:
     process: Process
     parent: int
     session: int
+    zombie: bool
 
 
 def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> Process:
@@ -61,29 +62,33 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> P
         )
     finally:
         os.close(log)
-    found = find(pid)
-    return found if found is not None else Process(pid, "gone at once")
+    found, _ = _identify(pid)  # a zombie at worst, as long as nobody waited for it
+    if found is None:
+        raise ProcessLookupError(f"the process {pid} cannot be looked up")
+    return found
 
 
 def find(pid: int) -> Process | None:
     """The living process of that number; None where there is none. A zombie does not live."""
-    if not _HAS_PROC:
-        words = _ps("-p", str(pid), "-o", "stat=,lstart=").split(maxsplit=1)
-        return Process(pid, words[1].strip()) if len(words) == 2 and not words[0].startswith("Z") else None
-    stat = _stat(pid)
-    return stat.process if stat is not None else None
+    found, zombie = _identify(pid)
+    return None if zombie else found
 
 
 def lives(process: Process) -> bool:
-    """Whether that very process still runs; reaps it where it was our child and has ended."""
-    reap(process.pid)
+    """Whether that very process still runs."""
     return find(process.pid) == process
 
 
-def reap(pid: int) -> None:
-    """Let a dead child go; nothing where it lives or is not ours."""
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+def reap(process: Process) -> int | None:
+    """Let our dead child go: its exit code, 128 + N where signal N killed it. None where it lives or is not ours."""
+    if _identify(process.pid) != (process, True):
+        return None
+    try:
+        pid, status = os.waitpid(process.pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return None if pid == 0 else code if code >= 0 else 128 - code
 
 
 def send(process: Process, number: signal.Signals) -> None:
@@ -142,13 +147,22 @@ def _read(pid: int, name: str) -> list[bytes]:
         return []
 
 
+def _identify(pid: int) -> tuple[Process | None, bool]:
+    """The process of that number, and whether it is a zombie."""
+    if _HAS_PROC:
+        stat = _stat(pid)
+        return (None, False) if stat is None else (stat.process, stat.zombie)
+    words = _ps("-p", str(pid), "-o", "stat=,lstart=").split(maxsplit=1)
+    return (Process(pid, words[1].strip()), words[0].startswith("Z")) if len(words) == 2 else (None, False)
+
+
 def _list_stats() -> Iterator[_Stat]:
     uid = os.getuid()
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if entry.stat().st_uid == uid and (stat := _stat(int(entry.name))) is not None:
-                    yield stat
+    for name in filter(str.isdigit, os.listdir(_PROC)):
+        with suppress(OSError):
+            stat = _stat(int(name)) if os.stat(f"/proc/{name}").st_uid == uid else None
+            if stat is not None and not stat.zombie:
+                yield stat
 
 
 def _stat(pid: int) -> _Stat | None:
@@ -158,9 +172,8 @@ def _stat(pid: int) -> _Stat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # proc(5): the fields from the third on; the name may hold blanks
-    if fields[0] in (b"Z", b"X"):
-        return None
-    return _Stat(Process(pid, f"{_boot()}/{int(fields[19])}"), int(fields[1]), int(fields[3]))
+    process = Process(pid, f"{_boot()}/{int(fields[19])}")
+    return _Stat(process, int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
 
 
 @cache

@@ -35,7 +35,7 @@ _KILLED_SOON_S = 0.05  # a killed process is gone after about this long
 
 
 class LocalProvider:
-    """Implements Provider, SharesHosts, SignalsChanges, ChecksTasks and Introduces."""
+    """Implements Provider, SharesHosts, SignalsChanges, ChecksTasks, Introduces and Closes."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class LocalProvider:
             now=context.now,
         )
         self._watch = Watch()
+        self._sweeping: asyncio.Task[None] | None = None
         self._machine: tuple[datetime, Machine] | None = None
         (self._home / "gangs").mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -80,13 +81,14 @@ class LocalProvider:
         for gang in found:
             if isinstance(gang, Living):
                 self._attend(gang)
+        self._sweep()
         return [_seen(gang) for gang in found]
 
     async def remove(self, name: str) -> None:
         patience = await asyncio.to_thread(self._ground.remove, name)
         if patience is not None:
             self._watch.announce(name, max(_KILLED_SOON_S, patience.total_seconds()))
-        await asyncio.to_thread(self._ground.empty_trash)
+        self._sweep()
 
     async def changed(self) -> str:
         return await self._watch.changed()
@@ -110,9 +112,10 @@ class LocalProvider:
             *(("note", note) for note in machine.notes),
         ]
 
-    def close(self) -> None:
-        """Stop watching; agents run on. To be called in the loop that used this provider."""
+    async def close(self) -> None:
         self._watch.close()
+        if self._sweeping is not None:
+            await self._sweeping
 
     async def _discovered(self) -> Machine:
         now = self._now()
@@ -125,13 +128,20 @@ class LocalProvider:
             self._machine = (now, limited(machine, self._settings))
         return self._machine[1]
 
+    def _sweep(self) -> None:
+        """Delete what ended gangs left on disk, beside everything else: a working folder may be large."""
+        if self._ground.has_trash and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(asyncio.to_thread(self._ground.empty_trash))
+
     def _price(self) -> HourlyRate:
         return parse_rate(str(self._settings.get("price_usd_hr", 0)))
 
     def _attend(self, gang: Living) -> None:
         """Hear of the agents' ends; look again soon where something was killed."""
         for rank in gang.ranks:
-            if rank.waits_for:
+            if rank.courier is not None:
+                self._watch.add(gang.intent.name, rank.courier)
+            elif rank.waits_for:
                 self._watch.announce(gang.intent.name, _KILLED_SOON_S)
             elif rank.process is not None and rank.dead_at is None:
                 self._watch.add(gang.intent.name, rank.process)

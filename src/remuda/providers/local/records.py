@@ -19,6 +19,8 @@ from typing import TypeVar
 
 import msgspec
 
+from remuda.providers.local.processes import Process
+
 _T = TypeVar("_T")
 
 
@@ -70,6 +72,23 @@ class Exit:
     outcome: str = ""
     exit_code: int | None = None
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The end of one rank. `in_order`: the agent left by itself, and what it had to say is said."""
+
+    at: datetime
+    in_order: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """An agent that only delivers; `done` when nothing is left or nothing can be done."""
+
+    process: Process
+    tries: int
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

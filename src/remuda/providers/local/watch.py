@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from remuda.providers.local.processes import Process, find, reap
+from remuda.providers.local.processes import Process, lives
 
 
 class Watch:
@@ -11,17 +11,21 @@ class Watch:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._queued: set[str] = set()
         self._descriptors: dict[Process, int] = {}
 
     async def changed(self) -> str:
         """The name of the next process that ended, or that was announced."""
-        return await self._queue.get()
+        name = await self._queue.get()
+        self._queued.discard(name)
+        return name
 
     def announce(self, name: str, after_s: float = 0) -> None:
         """Put a name on the queue, now or later."""
         if after_s:
-            asyncio.get_running_loop().call_later(after_s, self._queue.put_nowait, name)
-        else:
+            asyncio.get_running_loop().call_later(after_s, self.announce, name)
+        elif name not in self._queued:
+            self._queued.add(name)
             self._queue.put_nowait(name)
 
     def add(self, name: str, process: Process) -> None:
@@ -33,16 +37,12 @@ class Watch:
         except (ProcessLookupError, OSError):  # gone, or no descriptor left: the next look finds out
             self.announce(name)
             return
-        if find(process.pid) != process:
+        if not lives(process):
             os.close(descriptor)
-            reap(process.pid)
             self.announce(name)
             return
         self._descriptors[process] = descriptor
         asyncio.get_running_loop().add_reader(descriptor, self._ended, name, process)
-
-    def watches(self, process: Process) -> bool:
-        return process in self._descriptors
 
     def close(self) -> None:
         """Forget all; must run in the loop that watches."""
@@ -55,5 +55,4 @@ class Watch:
         descriptor = self._descriptors.pop(process)
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
-        reap(process.pid)
         self.announce(name)

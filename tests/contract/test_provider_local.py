@@ -1,0 +1,75 @@
+"""The local provider keeps the contract, with real processes."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from remuda.providers.base import GangState, Provider, ProviderContext
+from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.local import MANIFEST
+from remuda.providers.local.machine import this_machine
+from remuda.providers.local.provider import LocalProvider
+
+STAND_IN = Path(__file__).with_name("agent_stand_in.py")
+
+
+class LocalPlace:
+    """This machine with a stand-in for the agent; `later` shifts the providers' clock."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.later = timedelta(0)
+        self.providers: list[Provider] = []
+
+    def provider(self, installation: str) -> LocalProvider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.home,
+            settings={"price_usd_hr": 3.6},
+            agent_command=(sys.executable, "-I", "-S", str(STAND_IN)),
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        provider = LocalProvider(MANIFEST, context, this_machine(self.home))
+        self.providers.append(provider)
+        return provider
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(30):
+            while not await self._settled():
+                await asyncio.sleep(0.01)
+
+    async def _settled(self) -> bool:
+        for provider in self.providers:
+            for gang in await provider.gangs():
+                up = [(self.home / "gangs" / gang.name / str(node.rank) / "lock").exists() for node in gang.nodes]
+                if gang.state is not GangState.ENDED and (gang.reason or not all(up)):
+                    return False
+        return True
+
+    async def end(self, gang: str) -> None:
+        for rank in (self.home / "gangs" / gang).iterdir():
+            if rank.is_dir():
+                (rank / "finish").touch()
+        async with asyncio.timeout(30):
+            for provider in self.providers:
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.01)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length
+
+
+class TestLocal(ProviderContract):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[Place]:
+        yield LocalPlace(tmp_path)
+        for entry in os.scandir("/proc"):
+            with suppress(OSError):
+                left = str(tmp_path).encode() in Path(entry.path, "cmdline").read_bytes()
+                assert not left, f"process {entry.name} was left behind"

@@ -1,0 +1,343 @@
+"""Faults of real processes under the local provider: kills at any moment, leftovers, restarts, full books."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from remuda.domain.places import Hold
+from remuda.domain.units import HourlyRate
+from remuda.providers.base import (
+    Carrier,
+    GangSeen,
+    GangSpec,
+    GangState,
+    NoCapacity,
+    ProviderContext,
+    Refused,
+    TryAgain,
+)
+from remuda.providers.local import MANIFEST, processes
+from remuda.providers.local.devices import Sources
+from remuda.providers.local.machine import this_machine
+from remuda.providers.local.processes import Process
+from remuda.providers.local.provider import LocalProvider
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's process descriptors"),
+]
+STAND_IN = Path(__file__).parents[1] / "contract" / "agent_stand_in.py"
+
+
+class Machine:
+    """One home folder and the providers over it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.command: Sequence[str] = (sys.executable, "-I", "-S", str(STAND_IN))
+        self.later = timedelta(0)
+        self.sources: Sources = this_machine(home)
+        self.made: list[LocalProvider] = []
+
+    def start(self) -> LocalProvider:
+        context = ProviderContext(
+            installation="ours",
+            home=self.home,
+            settings={},
+            agent_command=self.command,
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        self.made.append(LocalProvider(MANIFEST, context, self.sources))
+        return self.made[-1]
+
+    async def spec(self, provider: LocalProvider, name: str, nodes: int = 1) -> GangSpec:
+        return GangSpec(
+            name=name,
+            installation="ours",
+            offer=(await provider.offers())[0],
+            nodes=nodes,
+            carrier=Carrier(address="unix:/nonexistent", token="secret-token"),
+            lease=timedelta(hours=1),
+            grace=timedelta(seconds=1),
+        )
+
+    def rank(self, gang: str, number: int = 0) -> Path:
+        return self.home / "gangs" / gang / str(number)
+
+    def work(self, script: str) -> None:
+        """What every agent runs beside itself from now on."""
+        (self.home / "work.sh").write_text(script)
+
+
+@asynccontextmanager
+async def machine_at(home: Path) -> AsyncIterator[Machine]:
+    machine = Machine(home)
+    try:
+        yield machine
+    finally:
+        provider = machine.start()
+        for gang in await provider.gangs():
+            await provider.remove(gang.name)
+            for rank in range(len(gang.nodes)):
+                for process in processes.list_marked(gang.name, rank):
+                    processes.send(process, signal.SIGKILL)
+        for each in machine.made:
+            await each.close()
+
+
+async def until(provider: LocalProvider, name: str, good: Callable[[GangSeen], bool]) -> GangSeen:
+    async with asyncio.timeout(30):
+        while True:
+            seen = await provider.gangs(name)
+            if seen and good(seen[0]):
+                return seen[0]
+            await asyncio.sleep(0.01)
+
+
+async def appears(path: Path) -> str:
+    async with asyncio.timeout(30):
+        while not path.exists() or not path.read_text().endswith("\n"):
+            await asyncio.sleep(0.01)
+    return path.read_text()
+
+
+def ended(seen: GangSeen) -> bool:
+    return seen.state is GangState.ENDED
+
+
+async def agent_of(machine: Machine, provider: LocalProvider, gang: str) -> Process:
+    await appears(machine.rank(gang) / "starts")
+    (seen,) = await provider.gangs(gang)
+    process = processes.find(int(seen.nodes[0].engine_id))
+    assert process is not None
+    return process
+
+
+def test_work_of_a_killed_agent_is_killed_wherever_it_hides(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            # One child in a session of its own, one that cleared its environment under a marked parent.
+            machine.work(f"setsid sleep 600 & env -i sleep 601 & echo $$ > {tmp_path}/work.pid; wait\n")
+            provider = machine.start()
+            await provider.launch(await machine.spec(provider, "rm-a-1"))
+            agent = await agent_of(machine, provider, "rm-a-1")
+            await appears(tmp_path / "work.pid")
+            async with asyncio.timeout(30):
+                while len(processes.list_marked("rm-a-1", 0)) < 4:
+                    await asyncio.sleep(0.01)
+            everything = processes.list_marked("rm-a-1", 0)
+            os.kill(agent.pid, signal.SIGKILL)
+            await until(provider, "rm-a-1", lambda seen: "left behind" in seen.reason)
+            machine.later = timedelta(seconds=5)  # the stand-in has no guardian to wait for
+            seen = await until(provider, "rm-a-1", ended)
+            assert "killed" in seen.reason
+            assert not any(processes.lives(process) for process in everything)
+            assert not machine.rank("rm-a-1").exists()
+
+    asyncio.run(story())
+
+
+def test_a_death_is_told_at_once_also_after_a_restart(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            first = machine.start()
+            await first.launch(await machine.spec(first, "rm-a-2"))
+            agent = await agent_of(machine, first, "rm-a-2")
+            second = machine.start()
+            await second.gangs()
+            os.kill(agent.pid, signal.SIGKILL)
+            async with asyncio.timeout(30):
+                assert await second.changed() == "rm-a-2"
+                assert await first.changed() == "rm-a-2"
+            await until(second, "rm-a-2", ended)
+
+    asyncio.run(story())
+
+
+def test_last_words_of_a_killed_agent_are_delivered(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            provider = machine.start()
+            await provider.launch(await machine.spec(provider, "rm-a-3"))
+            agent = await agent_of(machine, provider, "rm-a-3")
+            starts, keep = machine.rank("rm-a-3") / "starts", tmp_path / "kept"
+            os.link(starts, keep)
+            (machine.rank("rm-a-3") / "started").touch()  # the agent had begun its work
+            os.kill(agent.pid, signal.SIGKILL)
+            await until(provider, "rm-a-3", ended)
+            assert keep.read_text().split() == ["work", "deliver"]
+
+    asyncio.run(story())
+
+
+def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            provider = machine.start()
+            await provider.launch(await machine.spec(provider, "rm-a-4", nodes=3))
+            agent = await agent_of(machine, provider, "rm-a-4")
+            # As if the server had been killed: after the first agent, before its record; and before the second agent.
+            (machine.rank("rm-a-4", 0) / "started.json").unlink()
+            second = processes.find(int((await provider.gangs("rm-a-4"))[0].nodes[1].engine_id))
+            assert second is not None
+            os.kill(second.pid, signal.SIGKILL)
+            for name in ("started.json", "lock", "starts"):
+                (machine.rank("rm-a-4", 1) / name).unlink(missing_ok=True)
+            seen = await until(machine.start(), "rm-a-4", lambda seen: seen.state is GangState.RUNNING)
+            ids = [node.engine_id for node in seen.nodes]
+            assert ids[0] == str(agent.pid)
+            assert ids[1] not in ("", str(second.pid))
+            assert len(set(ids)) == 3
+
+    asyncio.run(story())
+
+
+def test_who_ignores_sigterm_is_killed_when_patience_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            machine.command = ("/bin/sh", "-c", "trap '' TERM; echo up > $(dirname $0)/starts; sleep 600 & wait; wait")
+            provider = machine.start()
+            await provider.launch(await machine.spec(provider, "rm-a-5"))
+            agent = await agent_of(machine, provider, "rm-a-5")
+            await provider.remove("rm-a-5")
+            (seen,) = await provider.gangs("rm-a-5")
+            assert seen.state is GangState.RUNNING
+            assert seen.reason
+            machine.later = timedelta(minutes=1)
+            await until(provider, "rm-a-5", ended)
+            assert not processes.lives(agent)
+
+    asyncio.run(story())
+
+
+def test_a_number_used_again_is_never_signalled() -> None:
+    process = processes.start(["sleep", "600"], {"PATH": os.environ["PATH"]}, Path(os.devnull))
+    try:
+        processes.send(Process(process.pid, "another boot/1"), signal.SIGKILL)
+        assert processes.lives(process)
+        assert not processes.lives(Process(process.pid, "another boot/1"))
+    finally:
+        processes.send(process, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+
+
+def test_an_agent_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            machine.command = ("/no/such/python",)
+            provider = machine.start()
+            with pytest.raises(Refused, match="cannot be started"):
+                await provider.launch(await machine.spec(provider, "rm-a-6", nodes=2))
+            assert await provider.gangs() == []
+            assert list((tmp_path / "gangs").iterdir()) == []
+
+    asyncio.run(story())
+
+
+def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
+    class OneGpu:
+        def count(self) -> int:
+            return 1
+
+        def uuid(self, index: int) -> str:
+            return "GPU-0"
+
+        def name(self, index: int) -> str:
+            return "NVIDIA H100 80GB HBM3"
+
+        def memory_mib(self, index: int) -> int:
+            return 81559
+
+        def partitioned(self, index: int) -> bool:
+            return False
+
+        def close(self) -> None: ...
+
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            machine.sources = replace(machine.sources, nvml=OneGpu, environ={**os.environ, "SECRET": "s"})
+            provider = machine.start()
+            offer = (await provider.offers())[1]
+            (host,) = await provider.hosts()
+            hold = Hold(host=host.name, gang="", rank=0, project="p", cpus=1, memory_mib=100, devices=("GPU-0",))
+            spec = replace(await machine.spec(provider, "rm-a-7"), offer=offer, holds=[hold])
+            await provider.launch(spec)
+            agent = await agent_of(machine, provider, "rm-a-7")
+            assert b"SECRET" not in Path(f"/proc/{agent.pid}/environ").read_bytes()
+            with pytest.raises(NoCapacity, match="rm-a-7"):
+                await provider.launch(replace(spec, name="rm-a-8"))
+            with pytest.raises(NoCapacity, match="GPU-9"):
+                await provider.launch(replace(spec, name="rm-a-9", holds=[replace(hold, devices=("GPU-9",))]))
+            await provider.remove("rm-a-7")
+            await until(provider, "rm-a-7", ended)
+            await provider.launch(replace(spec, name="rm-a-8"))
+            (seen,) = await provider.gangs("rm-a-8")
+            assert seen.state is GangState.RUNNING
+            assert offer.rate == HourlyRate(0)
+
+    asyncio.run(story())
+
+
+def test_the_token_is_for_its_user_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            provider = machine.start()
+            await provider.launch(await machine.spec(provider, "rm-a-10"))
+            await agent_of(machine, provider, "rm-a-10")
+            config = machine.rank("rm-a-10") / "config.json"
+            assert config.stat().st_mode & 0o777 == 0o600
+            assert "secret-token" in config.read_text()
+            command = Path(f"/proc/{(await agent_of(machine, provider, 'rm-a-10')).pid}/cmdline").read_bytes()
+            assert b"secret-token" not in command
+
+    asyncio.run(story())
+
+
+def test_a_disk_without_room_is_a_passing_fault_that_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            provider = machine.start()
+            spec = await machine.spec(provider, "rm-a-11")
+            real = os.replace
+            with monkeypatch.context() as patch:
+                patch.setattr("os.replace", _no_room)
+                with pytest.raises(TryAgain, match="No space left"):
+                    await provider.launch(spec)
+            assert os.replace is real
+            assert list((tmp_path / "gangs").iterdir()) == []
+            await provider.launch(spec)
+            await until(provider, "rm-a-11", lambda seen: seen.state is GangState.RUNNING)
+
+    asyncio.run(story())
+
+
+def _no_room(*arguments: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_long_ended_gangs_are_forgotten_and_their_folders_go(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            provider = machine.start()
+            await provider.launch(await machine.spec(provider, "rm-a-12"))
+            await agent_of(machine, provider, "rm-a-12")
+            await provider.remove("rm-a-12")
+            await until(provider, "rm-a-12", ended)
+            machine.later = timedelta(minutes=61)
+            assert [seen.name for seen in await provider.gangs()] == ["rm-a-12"]
+            machine.later = timedelta(hours=3)
+            assert await provider.gangs() == []
+            await provider.close()
+            assert [list((tmp_path / name).iterdir()) for name in ("gangs", "ended", "trash")] == [[], [], []]
+
+    asyncio.run(story())
