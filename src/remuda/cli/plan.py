@@ -1,0 +1,275 @@
+"""`remuda plan`: where a task could run, what it would cost and how long it would take; in place, without a server."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from remuda.cli.output import Column, output_option, rows_out
+from remuda.cli.session import Failure, param_option, read_params
+
+if TYPE_CHECKING:
+    from remuda.domain.offers import Offer
+    from remuda.domain.tasks import Task
+    from remuda.planner.explain import Explanation, Miss
+    from remuda.planner.placements import Placement, Plan
+
+
+@click.command("plan")
+@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@click.option(
+    "--by",
+    type=click.Choice(["cost", "time"]),
+    default="cost",
+    show_default=True,
+    help="What comes first: the lowest expected total, or the earliest finish.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many places to show.")
+@click.option("--all-places", is_flag=True, help="Every region and zone, not only the best of each machine.")
+@click.option(
+    "--here/--anywhere",
+    default=False,
+    help="Only the providers that are configured here, or the whole catalog as well (the default).",
+)
+@click.option("--output-size", metavar="SIZE", help="Data that leaves the place at the end, such as 50GB, to price it.")
+@param_option
+@output_option
+def command(
+    file: str,
+    by: str,
+    limit: int,
+    all_places: bool,
+    here: bool,
+    output_size: str | None,
+    param: tuple[str, ...],
+    output: str,
+) -> None:
+    """Rank the places a task could run at, with cost, time and reasons.
+
+    Nothing is started and nobody is asked for money. Estimates are what the task's `work` and limits allow to say;
+    what they rest on is written below the table.
+    """
+    from remuda.cli.offered import gather
+    from remuda.planner.explain import explain, say_no_offer
+    from remuda.planner.placements import Objective, View
+    from remuda.planner.rank import plan
+
+    task = _read_task(file, read_params(param))
+    offered = gather(task, anywhere=not here, output_mib=_size(output_size))
+    made = plan(
+        task,
+        offered.offers,
+        now=datetime.now(UTC),
+        by=Objective(by),
+        situation=offered.situation,
+        view=View(limit=limit, distinct=not all_places),
+    )
+    found = explain(offered.matches, made, refused=offered.refused)
+    message = "" if made.placements else say_no_offer(task, found)
+    match output:
+        case "json":
+            _json_out(task, by, made, found, message)
+        case "csv":
+            rows_out(_COLUMNS, [_row(rank, each, ()) for rank, each in enumerate(made.placements, 1)], "csv")
+        case _:
+            _tables_out(task, by, made, found, offered.live)
+    for problem in offered.problems:
+        click.echo(f"note: {problem}", err=True)
+    if message:
+        raise Failure(message)
+
+
+def _read_task(file: str, params: dict[str, str]) -> "Task":
+    from remuda.spec import SpecError, load_task
+
+    try:
+        return load_task(file, params, now=datetime.now(UTC)).task
+    except SpecError as error:
+        raise Failure(str(error), exit_code=2) from error
+
+
+def _size(text: str | None) -> int | None:
+    from remuda.domain.units import UnitError, parse_memory_mib
+
+    try:
+        return None if text is None else parse_memory_mib(text)
+    except UnitError as error:
+        raise Failure(f"--output-size: {error}", exit_code=2) from error
+
+
+# placements
+
+
+def _money(micros: int) -> str:
+    from remuda.domain.units import Money, format_usd
+
+    return format_usd(Money(micros))
+
+
+def _rate(micros: int) -> str:
+    from remuda.domain.units import HourlyRate, format_rate
+
+    return format_rate(HourlyRate(micros)).removesuffix("/h")
+
+
+def _length(seconds: float) -> str:
+    from datetime import timedelta
+
+    from remuda.domain.units import format_duration
+
+    return format_duration(timedelta(seconds=seconds))
+
+
+_COLUMNS = (
+    Column("rank", "#", right=True),
+    Column("provider"),
+    Column("place"),
+    Column("instance_type", "INSTANCE"),
+    Column("accelerators"),
+    Column("vcpus", "CPUS", lambda number: f"{number:g}", right=True),
+    Column("purchase", "BUY"),
+    Column("rate_micros_per_hour", "$/H", _rate, right=True),
+    Column("run_time_s", hidden=True),
+    Column("wall_time_s", "TIME", _length, right=True),
+    Column("cost_micros", "TOTAL", _money, right=True),
+    Column("spot_loss_s", hidden=True),
+    Column("spot_loss_micros", hidden=True),
+    Column("preemptions", hidden=True),
+    Column("egress_micros", hidden=True),
+    Column("available", hidden=True),
+    Column("as_of", hidden=True),
+    Column("notes"),
+)
+
+
+def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[object, ...]:
+    """`notes` is how each note is written; () writes them in full."""
+    offer, loss = placement.offer, placement.spot_loss
+    return (
+        rank,
+        offer.provider,
+        offer.zone or offer.region,
+        offer.instance_type,
+        accelerators_text(offer),
+        offer.vcpus or None,
+        offer.purchase,
+        placement.rate.micros_per_hour,
+        None if placement.run_time is None else placement.run_time.total_seconds(),
+        None if placement.wall_time is None else placement.wall_time.total_seconds(),
+        None if placement.cost is None else placement.cost.micros,
+        None if loss is None or loss.time is None else loss.time.total_seconds(),
+        None if loss is None or loss.cost is None else loss.cost.micros,
+        None if loss is None else loss.preemptions,
+        None if placement.egress is None else placement.egress.micros,
+        placement.available,
+        offer.as_of,
+        " ".join(f"[{notes.index(note) + 1}]" for note in placement.notes) if notes else "; ".join(placement.notes),
+    )
+
+
+def accelerators_text(offer: "Offer") -> str | None:
+    return f"{offer.accelerator_count} x {offer.accelerator}" if offer.accelerator else None
+
+
+def _tables_out(task: "Task", by: str, made: "Plan", found: "Explanation", live: Sequence[str]) -> None:
+    from remuda.planner.explain import wish
+
+    notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
+    nodes = f"{task.nodes} nodes, each a " if task.nodes > 1 else ""
+    title = f"{task.name}: {nodes}{wish(task.resources)}; {_order_text(task, by)}"
+    rows = [_row(rank, placement, notes) for rank, placement in enumerate(made.placements, 1)]
+    if rows:
+        rows_out(_COLUMNS, rows, title=title)
+        for number, note in enumerate(notes, 1):
+            click.echo(f"[{number}] {note}")
+        click.echo(_sources_text(made, live))
+    if found.rejections:
+        _rejections_out(found)
+
+
+def _order_text(task: "Task", by: str) -> str:
+    if task.work is None:
+        return "the task states no `work`, so by price per hour and without times"
+    return "by expected total" if by == "cost" else "by expected finish"
+
+
+def _sources_text(made: "Plan", live: Sequence[str]) -> str:
+    dates = [placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None]
+    text = f"{len(made.placements)} shown of {made.kept:,} offers that fit"
+    if dates:
+        span = f"{min(dates)}" if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
+        text += f"; list prices of {span}"
+    return f"{text}; `remuda run` can use {', '.join(live) or 'none: no provider is configured'}"
+
+
+def _rejections_out(found: "Explanation") -> None:
+    count = found.considered - found.kept
+    click.echo()
+    rows = [(rejection.reason, rejection.count, rejection.field) for rejection in found.rejections]
+    columns = (
+        Column("reason", "WHY NOT"),
+        Column("offers", show=lambda number: f"{number:,}", right=True),
+        Column("field", "FIELD", wide=True),
+    )
+    rows_out(columns, rows, title=f"{count:,} of {found.considered:,} offers do not fit, by what they fail first")
+    if found.misses:
+        click.echo()
+        misses = [_miss_row(miss) for miss in found.misses]
+        heads = (
+            Column("provider"),
+            Column("place"),
+            Column("instance_type", "INSTANCE"),
+            Column("rate", "$/H", _rate, right=True),
+            Column("text", "WHY NOT", wide=True),
+            Column("change", "TO USE IT", wide=True),
+        )
+        rows_out(heads, misses, title="nearest misses")
+
+
+def _miss_row(miss: "Miss") -> tuple[object, ...]:
+    offer = miss.offer
+    place = offer.zone or offer.region
+    return offer.provider, place, offer.instance_type, offer.rate.micros_per_hour, miss.text, miss.change
+
+
+def _json_out(task: "Task", by: str, made: "Plan", found: "Explanation", message: str) -> None:
+    from remuda.cli.output import json_out
+
+    names = [column.name for column in _COLUMNS]
+    placements = []
+    for rank, placement in enumerate(made.placements, 1):
+        row = dict(zip(names, _row(rank, placement, ()), strict=True))
+        loss = placement.spot_loss
+        placements.append(
+            row
+            | {
+                "offer": placement.offer.key,
+                "finish": placement.finish,
+                "checkpoint_every_s": None if loss is None else loss.checkpoint_every,
+                "preemptions_per_hour": None if loss is None else loss.per_hour,
+                "notes": placement.notes,
+            }
+        )
+    json_out(
+        {
+            "task": task.name,
+            "nodes": task.nodes,
+            "by": by,
+            "considered": found.considered,
+            "kept": found.kept,
+            "placements": placements,
+            "rejected": [{"reason": r.reason, "count": r.count, "field": r.field} for r in found.rejections],
+            "misses": [
+                {
+                    "offer": miss.offer.key,
+                    "rate_micros_per_hour": miss.offer.rate.micros_per_hour,
+                    "reason": miss.reason,
+                    "text": miss.text,
+                    "change": miss.change,
+                }
+                for miss in found.misses
+            ],
+            "message": message or None,
+        }
+    )
