@@ -180,10 +180,10 @@ def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
 
 def test_egress_is_priced_where_size_and_price_are_known() -> None:
     offer = make_offer("a", 0)
-    known = Situation(output_mib=2048, egress={"p": Money(90_000), "p/r": Money(100_000)})
+    known = Situation(output_mib=1000, egress={"p": Money(90_000), "p/r": Money(100_000)})
     (placement,) = rank(make_task(SLOW_DEAR), [offer], now=NOW, situation=known)
-    assert placement.egress == Money(200_000)
-    assert placement.cost == Money(200_000)
+    assert placement.egress == Money(104_858)  # 1000 MiB are 1.048576 GB
+    assert placement.cost == Money(104_858)
 
 
 def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
@@ -192,10 +192,10 @@ def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
     assert "egress price unknown, not in the total" in placement.notes
 
 
-def test_the_price_per_gib_is_noted_where_only_the_size_is_unknown() -> None:
+def test_the_price_per_gb_is_noted_where_only_the_size_is_unknown() -> None:
     task = replace(make_task(), outputs=(Transfer(source="out", target="s3://b/out"),))
     (placement,) = rank(task, [make_offer("a", 0)], now=NOW, situation=Situation(egress={"p": Money(90_000)}))
-    assert "data out $0.09/GiB, not in the total" in placement.notes
+    assert "data out $0.09/GB, not in the total" in placement.notes
 
 
 offers = st.lists(

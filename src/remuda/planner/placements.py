@@ -62,7 +62,7 @@ class Situation:
     ran: timedelta = timedelta(0)  # running so far, counted against limits.duration
     spent: Money = field(default_factory=Money)  # counted against limits.budget
     output_mib: int | None = None  # data that will leave the place at the end
-    egress: Mapping[str, Money] = field(default_factory=dict)  # price per GiB by provider, or "provider/region"
+    egress: Mapping[str, Money] = field(default_factory=dict)  # price per GB by provider, or "provider/region"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, dist
 from remuda.planner.work import estimate, shape_of, start_time
 
 _LONG = timedelta.max
+_MIB = 1 << 20
+_GB = 10**9
 
 
 def rank(
@@ -157,7 +159,7 @@ def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scor
 
 
 def egress_price(offer: Offer, known: Situation) -> Money | None:
-    """What a GiB leaving this place costs; None where nobody said."""
+    """What a GB (10^9 bytes) leaving this place costs; None where nobody said."""
     if offer.shared:
         return Money(0)
     return known.egress.get(f"{offer.provider}/{offer.region}", known.egress.get(offer.provider))
@@ -167,7 +169,7 @@ def _egress(offer: Offer, known: Situation) -> Money | None:
     price = egress_price(offer, known) if known.output_mib is not None else None
     if price is None or known.output_mib is None:
         return None
-    return Money((2 * price.micros * known.output_mib + 1024) // 2048)
+    return Money((2 * price.micros * known.output_mib * _MIB + _GB) // (2 * _GB))
 
 
 def _best(kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: View) -> list[_Scored]:
@@ -207,7 +209,7 @@ def _placement(task: Task, scored: _Scored, known: Situation, now: datetime) -> 
     if known.output_mib is not None and scored.egress is None:
         notes.append("egress price unknown, not in the total")
     elif known.output_mib is None and task.outputs and price:
-        notes.append(f"data out ${price.usd:.2f}/GiB, not in the total")
+        notes.append(f"data out ${price.usd:.2f}/GB, not in the total")
     if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
         left = task.limits.budget - known.spent
         hours = timedelta(hours=max(0, left.micros) / scored.rate.micros_per_hour)
