@@ -149,11 +149,11 @@ def _ending_phase(view: AttemptView, now: datetime) -> Action:
     if isinstance(seen, GangSeen) and seen.state is GangState.ENDED:
         told = all(node.ended_at for node in seen.nodes if node.started_at)
         return closed if told or age >= END_TIMES_TIMEOUT else LookAgain(after=_soon(attempt.since, now))
-    if seen is Look.ABSENT and _surely_absent(view, now):
+    if seen is Look.ABSENT and _surely_absent(view):
         return closed
-    if seen is Look.ABSENT and _may_count(view, now):
+    if seen is Look.ABSENT and _counts(view, now):
         return Remove(missed=True)
-    if seen is not Look.ABSENT and (view.removed_at is None or now - view.removed_at >= REMOVE_AGAIN):
+    if view.removed_at is None or now - view.removed_at >= REMOVE_AGAIN:
         return Remove()
     return LookAgain(after=_soon(attempt.since, now))
 
@@ -256,9 +256,9 @@ def _gone(view: AttemptView, now: datetime) -> Action | None:
         return Found() if attempt.missed_looks else None
     if seen is Look.UNKNOWN:
         return None
-    if _surely_absent(view, now) and _claimed(view) and not _heard_lately(view, now):
+    if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
         return _ending(Outcome.NODE, "the place no longer knows the gang, and its agents are silent")
-    return Miss() if _may_count(view, now) else None
+    return Miss() if _counts(view, now) else None
 
 
 def _lost(seen: GangSeen, rank: int | None = None) -> Advance:
@@ -300,19 +300,21 @@ def _taken_at(view: AttemptView) -> datetime | None:
     return min([*times, view.attempt.drill_until] if view.attempt.drill_until else times, default=None)
 
 
-def _surely_absent(view: AttemptView, now: datetime) -> bool:
-    """Two looks agree and a launch would have shown by now; one look where the place said that it launched nothing."""
+def _surely_absent(view: AttemptView) -> bool:
+    """Two looks agree, so far apart that a gang which the place has would have shown in between.
+
+    One look is enough where the place said itself that it launched nothing.
+    """
     attempt = view.attempt
     if attempt.outcome in (Outcome.CAPACITY, Outcome.REFUSED) and attempt.launched_at is None:
         return attempt.missed_looks >= 1
-    asked = attempt.since if attempt.phase is AttemptPhase.ENDING else attempt.launched_at or attempt.created_at
-    return attempt.missed_looks >= 2 and now - asked >= view.settle
+    return attempt.missed_looks >= 2
 
 
-def _may_count(view: AttemptView, now: datetime) -> bool:
-    """Looks in quick succession are one witness; how quick depends on how late the place may be."""
-    missed_at = view.attempt.missed_at
-    return missed_at is None or view.attempt.missed_looks == 0 or now - missed_at >= view.settle / 8
+def _counts(view: AttemptView, now: datetime) -> bool:
+    """Whether a look that missed the gang is a new witness: the first, or one that comes a settling time later."""
+    since = view.attempt.missed_since
+    return since is None or (view.attempt.missed_looks < 2 and now - since >= view.settle)
 
 
 def _heard_lately(view: AttemptView, now: datetime) -> bool:

@@ -23,7 +23,7 @@ class JobView:
     job: Job
     attempt: Attempt | None  # the latest
     spent: Money  # by all attempts until now, minimum charges included
-    rate: HourlyRate = HourlyRate()  # of everything of this job that bills now
+    rate: HourlyRate  # of everything of this job that bills now
     ran: timedelta = timedelta(0)  # running, over all attempts
 
 
@@ -177,7 +177,7 @@ def _limits(view: JobView, now: datetime) -> Action:
         # What is spent while the work ends in its grace belongs to the budget too, but never more than half of it.
         ending = view.rate.over(job.task.grace + MARGIN)
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
-        if view.rate.micros_per_hour and left <= 0 or view.spent >= cap:
+        if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
             return Limit(reason=f"it spent {format_usd(view.spent)} of at most {format_usd(cap)}", budget=True)
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))

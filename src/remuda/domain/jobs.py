@@ -170,7 +170,7 @@ class Attempt:
     finished_at: datetime | None = None  # the work's end
     ended_at: datetime | None = None  # the gang's end
     missed_looks: int = 0  # looks in a row in which the provider did not know the gang
-    missed_at: datetime | None = None  # the last of them
+    missed_since: datetime | None = None  # the first of them
     drill_until: datetime | None = None  # a fire drill takes the gang away at this time
     checkpoint_at: datetime | None = None  # newest complete checkpoint
     version: int = 0

@@ -193,7 +193,8 @@ class SignalsChanges(Protocol):
 class RunsAgentsHere(Protocol):
     """A provider whose agents live in this process and speak to the control plane by calls."""
 
-    def connect(self, desk: AgentCalls) -> None: ...
+    def connect(self, desk: AgentCalls | None) -> None:
+        """Agents speak to `desk` from now on; None: the control plane is gone, they work on alone."""
 
 
 @runtime_checkable

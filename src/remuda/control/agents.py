@@ -1,0 +1,196 @@
+"""The desk where agents claim their work, report, and hear what is wanted of them.
+
+Claims make a double launch harmless: each rank of an attempt is granted once, to one nonce. Messages are numbered and
+applied once each. Losing a wake-up here costs a poll, never correctness.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from remuda.control.clock import Clock
+from remuda.control.reports import apply_messages
+from remuda.control.work import make_assignment
+from remuda.domain.events import Event
+from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
+from remuda.domain.messages import Ack, Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
+from remuda.store.base import Changes, NotFound, Stale, Store
+
+_ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
+_TRIES = 8  # of a write that meets a newer version
+_OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
+
+OpenSecrets = Callable[[str, Sequence[str]], Awaitable[dict[str, str]]]  # project, names -> plain values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supplies:
+    """What a work document needs from outside this room."""
+
+    open_secrets: OpenSecrets
+    storage: Callable[[Job], str]  # the job's folder that outlives attempts
+    accelerators: Callable[[Job, Attempt], int]  # per node
+
+
+class AgentDesk:
+    """Answers agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key on the worklist."""
+
+    def __init__(self, store: Store, clock: Clock, hint: Callable[[str], None], supplies: Supplies) -> None:
+        self._store = store
+        self._clock = clock
+        self._hint = hint
+        self._supplies = supplies
+        self._heard: dict[tuple[str, int], datetime] = {}
+        self._affordable: dict[str, datetime] = {}
+        self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    async def claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused:
+        """Grant the rank to the first nonce that asks; the same nonce gets the same answer again."""
+        for _ in range(_TRIES):
+            try:
+                return await self._claim(gang, rank, nonce, address, host)
+            except Stale:
+                continue
+            except NotFound:
+                return Refused(reason=f"no gang {gang} with a rank {rank} is wanted")
+        raise Stale(f"gang {gang} rank {rank} is being changed all the time")
+
+    async def messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours:
+        """Apply each message once and in order; what comes after a gap is left for the agent to send again."""
+        for _ in range(_TRIES):
+            try:
+                return await self._messages(gang, rank, nonce, messages)
+            except Stale:
+                continue
+            except NotFound:
+                return NotYours(reason=f"no gang {gang} with a rank {rank} is wanted")
+        raise Stale(f"gang {gang} rank {rank} is being changed all the time")
+
+    async def order(self, gang: str, rank: int, after: int) -> Order | None:
+        """What is wanted of this rank now, if it is newer than `after`. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        node = await self._store.node(attempt.id, rank)
+        self._heard[attempt.id, rank] = self._clock.now()
+        return node.order if node.order is not None and node.order.seq > after else None
+
+    async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
+        """As `order`, but wait for one for up to `wait`; also returns (None) when `notify` was called."""
+        changed = asyncio.Event()
+        self._waiters[gang].add(changed)
+        try:
+            order = await self.order(gang, rank, after)
+            if order is not None:
+                return order
+            try:
+                async with asyncio.timeout(wait.total_seconds()):
+                    await changed.wait()
+            except TimeoutError:
+                return None
+            return await self.order(gang, rank, after)
+        finally:
+            self._waiters[gang].discard(changed)
+            if not self._waiters[gang]:
+                del self._waiters[gang]
+
+    def notify(self, gang: str) -> None:
+        """Wake everybody who waits for orders of this gang."""
+        for waiter in self._waiters.get(gang, ()):
+            waiter.set()
+
+    async def lease(self, gang: str) -> timedelta:
+        """How long an agent of this gang may work on without hearing from us. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        return self._lease(await self._store.job(attempt.job_id), attempt)
+
+    def heard(self, attempt_id: str, rank: int) -> datetime | None:
+        """When this rank last spoke, as far as this process knows."""
+        return self._heard.get((attempt_id, rank))
+
+    def afford(self, attempt_id: str, until: datetime | None) -> None:
+        """The budget pays this attempt until then; its leases end before."""
+        if until is None:
+            self._affordable.pop(attempt_id, None)
+        else:
+            self._affordable[attempt_id] = until
+
+    def forget(self, attempt: Attempt) -> None:
+        """The attempt is over: keep nothing of it, and let go who still waits for its orders."""
+        self._affordable.pop(attempt.id, None)
+        for rank in range(attempt.nodes):
+            self._heard.pop((attempt.id, rank), None)
+        self.notify(attempt.gang)
+
+    async def _claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused:
+        now = self._clock.now()
+        attempt = await self._store.attempt_of_gang(gang)
+        if attempt.phase in _OVER:
+            return Refused(reason=f"attempt {attempt.number} is over: {attempt.reason}")
+        nodes = list(await self._store.nodes(attempt.id))
+        if not 0 <= rank < len(nodes):
+            return Refused(reason=f"gang {gang} has no rank {rank}")
+        node = nodes[rank]
+        if node.claim is not None and node.claim != nonce:
+            return Refused(reason=f"rank {rank} is claimed by another agent")
+        job = await self._store.job(attempt.job_id)
+        if node.claim is None:
+            if job.stop_reason is not None:
+                return Refused(reason=f"the job is being stopped: {job.stop_reason}")
+            nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
+        self._heard[attempt.id, rank] = now
+        if not all(other.claim for other in nodes):
+            return Wait(after=_ASK_AGAIN)
+        return Go(work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt))
+
+    async def _grant(
+        self, job: Job, attempt: Attempt, node: Node, nonce: str, address: str, host: HostFacts, now: datetime
+    ) -> Node:
+        granted = replace(node, claim=nonce, address=address, phase=NodePhase.CLAIMED, claimed_at=now, heard_at=now)
+        where = f" on {host.hostname}" if host.hostname else ""
+        event = Event(
+            project=job.project,
+            job_id=job.id,
+            attempt=attempt.number,
+            rank=node.rank,
+            at=now,
+            kind="claimed",
+            text=f"the agent of rank {node.rank} reported in{where}",
+        )
+        await self._store.commit(Changes(nodes=[granted], events=[event]))
+        self._hint(job.id)
+        return replace(granted, version=node.version + 1)
+
+    async def _assignment(self, job: Job, attempt: Attempt, nodes: Sequence[Node]) -> Assignment:
+        secrets = await self._supplies.open_secrets(job.project, job.task.secrets) if job.task.secrets else {}
+        return make_assignment(
+            job,
+            attempt,
+            nodes,
+            accelerators=self._supplies.accelerators(job, attempt),
+            secrets=secrets,
+            storage=self._supplies.storage(job),
+        )
+
+    async def _messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours:
+        now = self._clock.now()
+        attempt = await self._store.attempt_of_gang(gang)
+        node = await self._store.node(attempt.id, rank)
+        if node.claim != nonce:
+            return NotYours(reason=f"rank {rank} is claimed by another agent")
+        if attempt.phase is AttemptPhase.ENDED:
+            return NotYours(reason=f"attempt {attempt.number} is over: {attempt.reason}")
+        self._heard[attempt.id, rank] = now
+        job = await self._store.job(attempt.job_id)
+        report = apply_messages(job, attempt, node, messages, now)
+        if report.node.last_seq > node.last_seq:
+            attempts = [report.attempt] if report.attempt is not attempt else []
+            await self._store.commit(Changes(attempts=attempts, nodes=[report.node], events=report.events))
+            if report.moved:
+                self._hint(job.id)
+        return Ack(seq=report.node.last_seq, lease=self._lease(job, attempt))
+
+    def _lease(self, job: Job, attempt: Attempt) -> timedelta:
+        lease = job.task.limits.unattended
+        until = self._affordable.get(attempt.id)
+        return lease if until is None else max(timedelta(0), min(lease, until - self._clock.now()))

@@ -1,0 +1,135 @@
+"""Every provider behind one door: calls have time limits, answers about offers are kept for a few seconds."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from remuda.control.attempts import Look, Seen
+from remuda.control.clock import Clock
+from remuda.domain.offers import Offer
+from remuda.domain.places import Host
+from remuda.domain.tasks import Task
+from remuda.planner.prospects import Market
+from remuda.providers.base import (
+    ChecksTasks,
+    Feature,
+    GangSeen,
+    GangSpec,
+    NotFound,
+    Provider,
+    ProviderError,
+    Refused,
+    SharesHosts,
+    TryAgain,
+)
+
+T = TypeVar("T")
+CALL_TIMEOUT = timedelta(seconds=120)  # a launch of many nodes may take a cloud this long to accept
+OFFERS_AGE = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What every place offered a moment ago, and how many nodes were placed since, by offer key."""
+
+    market: Market
+    as_of: datetime
+    used: Counter[str] = field(default_factory=Counter)
+
+
+class Places:
+    """The configured providers by name."""
+
+    def __init__(self, providers: Mapping[str, Provider], clock: Clock) -> None:
+        self.providers = providers
+        self._clock = clock
+        self._snapshot: Snapshot | None = None
+        self._asking = asyncio.Lock()
+
+    async def market(self, age: timedelta = OFFERS_AGE) -> Snapshot:
+        """What can be had, at most `age` old."""
+        async with self._asking:
+            now = self._clock.now()
+            if self._snapshot is None or now - self._snapshot.as_of >= age:
+                self._snapshot = Snapshot(market=await self._ask_all(), as_of=now)
+            return self._snapshot
+
+    def expire(self) -> None:
+        """Capacity or prices are known to have changed: ask again at the next need."""
+        self._snapshot = None
+
+    async def launch(self, spec: GangSpec) -> None:
+        """As Provider.launch."""
+        await self._call(spec.offer.provider, self._provider(spec.offer.provider).launch(spec))
+
+    async def look(self, provider: str, gang: str) -> Seen:
+        """The gang as its place sees it now; UNKNOWN where the place cannot say."""
+        try:
+            found = await self._call(provider, self._provider(provider).gangs(gang))
+        except (TryAgain, Refused):
+            return Look.UNKNOWN
+        return next((seen for seen in found if seen.name == gang), Look.ABSENT)
+
+    async def gangs(self, provider: str) -> Sequence[GangSeen]:
+        """Everything of this installation at one place. Raises TryAgain, Refused."""
+        return await self._call(provider, self._provider(provider).gangs(None))
+
+    async def remove(self, provider: str, gang: str) -> None:
+        """As Provider.remove."""
+        try:
+            await self._call(provider, self._provider(provider).remove(gang))
+        except NotFound:
+            return
+
+    def settle(self, provider: str) -> timedelta:
+        """How long the place may not show a gang that it has."""
+        known = self.providers.get(provider)
+        return known.manifest.settle if known else timedelta(minutes=2)
+
+    def objections(self, task: Task, provider: str) -> Sequence[str]:
+        """Why this place cannot run the task, whatever it has free."""
+        place = self._provider(provider)
+        reasons = list(place.check(task)) if isinstance(place, ChecksTasks) else []
+        for feature, wanted in _features(task).items():
+            if wanted and feature in place.manifest.lacks and not isinstance(place, ChecksTasks):
+                reasons.append(f"{feature}: {place.manifest.lacks[feature]}")
+        if task.nodes > 1 and Feature.GANG in place.manifest.lacks:
+            reasons.append(f"nodes: {place.manifest.lacks[Feature.GANG]}")
+        return list(dict.fromkeys(reasons))
+
+    async def _ask_all(self) -> Market:
+        offers: list[Offer] = []
+        hosts: list[Host] = []
+        problems: list[str] = []
+        for name, provider in self.providers.items():
+            try:
+                offers += await self._call(name, provider.offers())
+                if isinstance(provider, SharesHosts):
+                    hosts += await self._call(name, provider.hosts())
+            except ProviderError as error:
+                problems.append(f"{name}: {error}")
+        return Market(offers=tuple(offers), hosts=tuple(hosts), problems=tuple(problems))
+
+    def _provider(self, name: str) -> Provider:
+        if name not in self.providers:
+            raise Refused(f"the provider {name!r} is not configured here any more; enable it again in the settings")
+        return self.providers[name]
+
+    async def _call(self, name: str, call: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT.total_seconds()):
+                return await call
+        except TimeoutError:
+            raise TryAgain(f"{name} did not answer within {CALL_TIMEOUT.total_seconds():.0f} s") from None
+
+
+def _features(task: Task) -> dict[Feature, bool]:
+    need = task.resources
+    return {
+        Feature.IMAGE: task.image is not None,
+        Feature.DISK: need.disk_type is not None,
+        Feature.NETWORK: need.network is not None,
+    }

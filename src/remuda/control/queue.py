@@ -1,0 +1,221 @@
+"""The queue: takes waiting jobs in order and gives them places. One key; a pass costs what the queue's head costs.
+
+Placing a job writes the attempt, its nodes, what it holds and the job's new phase at once; the job's own reconciler
+launches. A head that is all blocked is read no further, except now and then, for jobs that fit elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from remuda.catalog.query import Matches
+from remuda.control.clock import Clock
+from remuda.control.jobs import cap_of
+from remuda.control.places import Places, Snapshot
+from remuda.costs.metering import total
+from remuda.domain.events import Event
+from remuda.domain.jobs import Attempt, Job, JobPhase, Node, attempt_id
+from remuda.domain.tasks import Resources
+from remuda.domain.units import Money
+from remuda.planner.placements import Situation
+from remuda.planner.prospects import Prospects, find_prospects, match
+from remuda.scheduler.turns import Capacity, Place, Stay, Waiting, place_of, plan_turns
+from remuda.store.base import Changes, Held, NotFound, Stale, Store
+
+_HEAD = 16  # jobs read by a pass
+_DEEP = 1000  # jobs read by the pass that looks behind a blocked head
+_DEEP_EVERY = timedelta(seconds=10)
+_LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have come back without a sign
+_EXPLAINED = 8  # of the jobs that stay, how many are told why in one pass
+_BUSY_PAUSE = timedelta(milliseconds=250)  # of the passes that new jobs cause while nothing is free
+_BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
+
+
+class QueueReconciler:
+    """Places jobs. `gang_of` names an attempt's gang; `hint` puts a job's key on the worklist."""
+
+    def __init__(
+        self,
+        store: Store,
+        places: Places,
+        clock: Clock,
+        *,
+        gang_of: Callable[[str], str],
+        hint: Callable[[str], None],
+        notify: Callable[[str, str], None],
+    ) -> None:
+        self._store = store
+        self._places = places
+        self._clock = clock
+        self._gang_of = gang_of
+        self._hint = hint
+        self._notify = notify
+        self._deep_at: datetime | None = None
+        self._blocked = False
+        self._behind: set[str] = set()  # the places that the last pass found jobs waiting for
+        self._matches: dict[Resources, Matches] = {}
+        self._snapshot: Snapshot | None = None
+        self._arrivals: list[datetime] = []
+        self._burst_since: datetime | None = None
+
+    def delay_of_arrival(self) -> timedelta:
+        """How long a new job's first look may wait; called for each.
+
+        While nothing is free it cannot start anyway. In a burst of submissions the answers go first, for a second.
+        """
+        now = self._clock.now()
+        self._arrivals = [at for at in self._arrivals[-_BURST:] if now - at < _BURST_SPAN]
+        self._arrivals.append(now)
+        if self._blocked:
+            return _BUSY_PAUSE
+        if len(self._arrivals) < _BURST:
+            self._burst_since = None
+            return timedelta(0)
+        self._burst_since = self._burst_since or now
+        return max(timedelta(0), min(_BURST_SPAN, self._burst_since + _BURST_PAUSE - now))
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        now = self._clock.now()
+        deep = self._look_deep(now)
+        limit = _DEEP if deep else _HEAD
+        head = await self._store.waiting(now, limit)
+        if not head:
+            self._blocked = False
+            return await self._until_next(now, None)
+        try:
+            return await self._place_all(head, len(head) == limit, now)
+        except Stale:
+            return timedelta(milliseconds=10)
+        except (Held, NotFound):  # the books of a host changed under the plan
+            return timedelta(seconds=1)
+
+    def _look_deep(self, now: datetime) -> bool:
+        """Whether jobs behind a blocked head may fit at places that the head does not wait for."""
+        if not self._blocked or self._snapshot is None:
+            return False
+        if self._deep_at is not None and now - self._deep_at < _DEEP_EVERY:
+            return False
+        if all(place_of(offer) in self._behind for offer in self._snapshot.market.offers):
+            return False
+        self._deep_at = now
+        return True
+
+    async def _place_all(self, head: Sequence[Job], more: bool, now: datetime) -> timedelta | None:
+        snapshot = await self._market()
+        waiting: list[Waiting] = []
+        stays: list[Stay] = []
+        again: list[datetime] = []
+        changed = 0
+        for job in head:
+            prospects = await self._prospects(job, snapshot, now)
+            if prospects.offers:
+                waiting.append(self._waiting(job, prospects))
+            elif prospects.hopeless:
+                await self._give_up(job, prospects.reason, now)
+                changed += 1
+            else:
+                stays.append(Stay(job=job, reason=prospects.reason, behind=()))
+                again += [prospects.again_at] if prospects.again_at else []
+            await self._clock.rest()
+        for decision in await self._plan(waiting, snapshot):
+            match decision:
+                case Place():
+                    await self._place(decision, snapshot, now)
+                    changed += 1
+                    await self._clock.rest()
+                case Stay():
+                    stays.append(decision)
+        await self._explain(stays)
+        self._blocked = len(stays) > 0
+        self._behind = {place for stay in stays for place in stay.behind}
+        if more and changed:
+            return timedelta(0)
+        return await self._until_next(now, min(again, default=None) if stays else None, waiting=bool(stays))
+
+    async def _until_next(self, now: datetime, again_at: datetime | None, *, waiting: bool = False) -> timedelta | None:
+        times = [at - now for at in (again_at, await self._store.next_waiting(now)) if at is not None]
+        times += [_LOOK_AGAIN] if waiting else []
+        return max(timedelta(0), min(times)) if times else None
+
+    async def _market(self) -> Snapshot:
+        snapshot = await self._places.market()
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            self._matches = {}
+        return snapshot
+
+    async def _prospects(self, job: Job, snapshot: Snapshot, now: datetime) -> Prospects:
+        need = job.task.resources
+        matches = self._matches.get(need)
+        if matches is None:
+            matches = self._matches[need] = match(job, snapshot.market)
+        situation = await self._situation(job, now)
+        return find_prospects(job, snapshot.market, matches, self._places.objections, situation=situation, now=now)
+
+    async def _situation(self, job: Job, now: datetime) -> Situation:
+        """What the job used of its limits so far; asked for only where it had an attempt and has limits."""
+        limits = job.task.limits
+        if not job.attempt or (cap_of(job) is None and limits.duration is None):
+            return Situation(submitted_at=job.submitted_at)
+        attempts = await self._store.attempts(job.id)
+        ran = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
+        spent = total(await self._store.charges(job.id)) if cap_of(job) is not None else Money(0)
+        return Situation(submitted_at=job.submitted_at, ran=sum(ran, timedelta(0)), spent=spent)
+
+    def _waiting(self, job: Job, prospects: Prospects) -> Waiting:
+        gang = self._gang_of(attempt_id(job.id, job.attempt + 1))
+        return Waiting(job=job, gang=gang, offers=prospects.offers)
+
+    async def _plan(self, waiting: Sequence[Waiting], snapshot: Snapshot) -> Sequence[Place | Stay]:
+        if not waiting:
+            return ()
+        hosts = snapshot.market.hosts
+        holds = await self._store.holds() if hosts else ()
+        return plan_turns(waiting, Capacity(hosts=hosts, holds=holds, used=snapshot.used))
+
+    async def _place(self, place: Place, snapshot: Snapshot, now: datetime) -> None:
+        """Write the intent; everything that follows can be found again from it."""
+        job, number = place.job, place.job.attempt + 1
+        mine = attempt_id(job.id, number)
+        attempt = Attempt(
+            id=mine,
+            job_id=job.id,
+            project=job.project,
+            number=number,
+            gang=self._gang_of(mine),
+            offer=place.offer,
+            nodes=job.task.nodes,
+            reason="placed",
+            created_at=now,
+            since=now,
+        )
+        reason = f"starts on {place.offer.key}"
+        started = replace(job, phase=JobPhase.STARTING, since=now, reason=reason, attempt=number, not_before=None)
+        nodes = [Node(attempt_id=mine, project=job.project, rank=rank) for rank in range(job.task.nodes)]
+        await self._store.commit(
+            Changes(
+                jobs=[started],
+                attempts=[attempt],
+                nodes=nodes,
+                holds=place.holds,
+                events=[_event(started, now, "placed", reason)],
+            )
+        )
+        snapshot.used[place.offer.key] += job.task.nodes
+        self._hint(job.id)
+
+    async def _give_up(self, job: Job, reason: str, now: datetime) -> None:
+        failed = replace(job, phase=JobPhase.FAILED, since=now, ended_at=now, reason=reason)
+        await self._store.commit(Changes(jobs=[failed], events=[_event(failed, now, "failed", reason)]))
+        self._hint(job.id)
+        self._notify(job.id, "failure")
+
+    async def _explain(self, stays: Sequence[Stay]) -> None:
+        """Say why on the first jobs that stay, where it is news."""
+        news = [replace(stay.job, reason=stay.reason) for stay in stays[:_EXPLAINED] if stay.reason != stay.job.reason]
+        if news:
+            await self._store.commit(Changes(jobs=news))
+
+
+def _event(job: Job, now: datetime, kind: str, text: str) -> Event:
+    return Event(project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text)

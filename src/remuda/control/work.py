@@ -1,0 +1,75 @@
+"""Makes the work document that an agent gets with its granted claim."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+
+from remuda.domain.jobs import Attempt, Job, Node
+from remuda.domain.messages import Assignment, CheckpointWork
+from remuda.domain.tasks import Checkpoint, Task, Transfer, Workdir
+
+# Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
+_FIRST_PORT, _PORTS = 20000, 12000
+
+
+def make_assignment(
+    job: Job, attempt: Attempt, nodes: Sequence[Node], *, accelerators: int, secrets: Mapping[str, str], storage: str
+) -> Assignment:
+    """The work of one attempt. `secrets` are opened values by name; `storage` is the job's folder at its place."""
+    task = job.task
+    return Assignment(
+        job=job.name,
+        job_id=job.id,
+        project=job.project,
+        attempt=attempt.number,
+        nodes=attempt.nodes,
+        addresses=[node.address or "" for node in nodes],
+        master_port=_FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS,
+        accelerators_per_node=accelerators,
+        run=task.run,
+        setup=task.setup,
+        setup_key=setup_key(job),
+        image=task.image,
+        env=dict(task.env),
+        secrets=dict(secrets),
+        params=dict(task.params),
+        workdir={"snapshot": job.origin.snapshot} if job.origin.snapshot else None,
+        git=_git(task.workdir),
+        checkpoint=_checkpoint(task.checkpoint, storage),
+        inputs=[_transfer(item) for item in task.inputs],
+        outputs=[_transfer(item) for item in task.outputs],
+        grace_s=task.grace.total_seconds(),
+        idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
+    )
+
+
+def setup_key(job: Job) -> str | None:
+    """A hash of everything that a setup can see; equal keys mean that a finished setup serves again."""
+    task = job.task
+    if task.setup is None:
+        return None
+    parts = [task.setup, task.image, sorted(task.env.items()), sorted(task.secrets), _params(task)]
+    seen = json.dumps([*parts, job.origin.snapshot, _git(task.workdir)])
+    return f"sha256-{hashlib.sha256(seen.encode()).hexdigest()}"
+
+
+def _params(task: Task) -> list[tuple[str, str]]:
+    return sorted((name, repr(value)) for name, value in task.params.items())
+
+
+def _git(workdir: Workdir | None) -> dict[str, str] | None:
+    if workdir is None or workdir.git is None:
+        return None
+    return {"url": workdir.git, "commit": workdir.commit or "HEAD"}
+
+
+def _checkpoint(checkpoint: Checkpoint | None, storage: str) -> CheckpointWork | None:
+    if checkpoint is None:
+        return None
+    every = checkpoint.every.total_seconds() if checkpoint.every else None
+    return CheckpointWork(path=checkpoint.path, storage=f"{storage}/checkpoint", every_s=every)
+
+
+def _transfer(item: Transfer) -> dict[str, str]:
+    return {"source": item.source, "target": item.target}

@@ -1,0 +1,134 @@
+"""Where a waiting job could run: the offers that it may use now, best first, or what keeps it from all of them.
+
+Called by `control` with live offers; what is decided here is who may stand in the queue for what, not whose turn it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+
+from remuda.catalog.fit import match_offers
+from remuda.catalog.query import Matches
+from remuda.domain.jobs import Job
+from remuda.domain.offers import Offer
+from remuda.domain.places import Host
+from remuda.domain.tasks import Task
+from remuda.domain.units import format_rate
+from remuda.planner.placements import Situation
+from remuda.planner.rank import plan
+from remuda.scheduler.packing import Owner, holds_for, host_of
+
+_MANY = 20  # offers that one job is considered for at a time
+_LONG = timedelta(hours=2)  # offers avoided for longer than failures explain were refused: a person must act
+
+Objections = Callable[[Task, str], Sequence[str]]  # why a provider cannot run a task at all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """What the configured places offer. `problems` are those that did not answer, with the reason."""
+
+    offers: Sequence[Offer]
+    hosts: Sequence[Host] = ()
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospects:
+    """`offers` may be used now. Without any, `reason` says why; `hopeless` that no waiting will help."""
+
+    offers: tuple[Offer, ...] = ()
+    reason: str = ""
+    hopeless: bool = False
+    again_at: datetime | None = None  # when an offer that failed may be tried again
+
+
+def find_prospects(
+    job: Job, market: Market, matches: Matches, objections: Objections, *, situation: Situation, now: datetime
+) -> Prospects:
+    """Narrow `matches` (of the job's resources over the market) down to what this job may use now."""
+    if not matches.offers:
+        return _none_fits(market, matches)
+    able, reasons = _able(job, market, matches.offers, objections)
+    if not able:
+        return _hopeless(market, "; ".join(reasons))
+    allowed = able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
+    if not allowed:
+        cheapest = min(offer.rate for offer in able)
+        reason = f"every offer that fits costs money, from {format_rate(cheapest)} a node, and paid offers were not"
+        return _hopeless(market, f"{reason} consented to: submit it again with --yes, or set limits.budget")
+    ranked = plan(job.task, allowed, now=now, situation=situation)
+    if not ranked.placements:
+        return _hopeless(market, "; ".join(miss.text for miss in ranked.misses) or "its limits leave no offer")
+    fine = tuple(place.offer for place in ranked.placements if job.avoid.get(place.offer.key, now) <= now)[:_MANY]
+    if fine:
+        return Prospects(offers=fine)
+    again_at = min(job.avoid[place.offer.key] for place in ranked.placements)
+    if again_at - now > _LONG:
+        return _hopeless(market, job.reason)
+    return Prospects(reason=f"{job.reason}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at)
+
+
+def match(job: Job, market: Market) -> Matches:
+    """The offers that can carry one node of the job; depends on nothing of the job but its resources."""
+    return match_offers(market.offers, job.task.resources)
+
+
+def _able(
+    job: Job, market: Market, offers: Iterable[Offer], objections: Objections
+) -> tuple[list[Offer], Sequence[str]]:
+    """The offers whose place can run the task when nothing else runs there, and why the others cannot."""
+    task, able, reasons = job.task, [], []
+    verdicts: dict[str, Sequence[str]] = {}
+    for offer in _smallest_shares(task, offers):
+        verdict = verdicts.get(offer.provider)
+        if verdict is None:
+            verdict = verdicts[offer.provider] = objections(task, offer.provider)
+            reasons += [f"{offer.provider}: {reason}" for reason in verdict]
+        if verdict:
+            continue
+        if offer.shared and not _fits_empty(job, offer, market.hosts):
+            reasons.append(f"{offer.key}: {task.nodes} nodes of this size do not fit on this machine at once")
+            continue
+        able.append(offer)
+    return able, list(dict.fromkeys(reasons))
+
+
+def _smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
+    """Of the offers of one shared host those that take the fewest devices; all others as they are."""
+    kept: list[Offer] = []
+    shared: list[Offer] = []
+    for offer in offers:
+        (shared if offer.shared else kept).append(offer)
+
+    def place(offer: Offer) -> tuple[str, ...]:
+        kind = (offer.instance_type,) if task.resources.accelerators else ()
+        return (offer.provider, offer.region, offer.zone or "", *kind)
+
+    for _, group in groupby(sorted(shared, key=lambda offer: (place(offer), offer.accelerator_count)), key=place):
+        kept.append(next(group))
+    return kept
+
+
+def _fits_empty(job: Job, offer: Offer, hosts: Sequence[Host]) -> bool:
+    host = host_of(offer, hosts)
+    owner = Owner(gang="", project=job.project)
+    return host is not None and holds_for(job.task, offer, host, (), owner) is not None
+
+
+def _none_fits(market: Market, matches: Matches) -> Prospects:
+    if not matches.total and not market.problems:
+        return Prospects(reason="no place offers anything now; see `remuda check`")
+    misses = "; ".join(f"{miss.offer.key} {miss.text}" for miss in matches.misses[:3])
+    if not misses:
+        counts = ", ".join(f"{count} by {constraint}" for constraint, count in matches.rejected.items())
+        misses = f"of {matches.total} offers of the places in use, these were ruled out: {counts}"
+    return _hopeless(market, f"no offer fits: {misses}")
+
+
+def _hopeless(market: Market, reason: str) -> Prospects:
+    """Without hope only if every place has answered: what does not fit anywhere now may fit where nobody looked."""
+    if market.problems:
+        return Prospects(reason=f"{reason}; not known: {'; '.join(market.problems)}")
+    return Prospects(reason=reason, hopeless=True)
