@@ -112,7 +112,14 @@ def _read_spot(node: ScalarNode) -> SpotPolicy:
 
 
 def _read_instance(node: ScalarNode) -> str:
+    from remuda.catalog.retired import find_retired
+
     name = filled(read_text(node)).strip()
+    retired = find_retired(name)
+    if retired is not None:
+        since = f" (since {retired.since})" if retired.since else ""
+        hint = f"write `instance: {retired.successor}`, its successor"
+        raise Wrong(f"{name} is retired{since}", suggestion=hint, expected="")
     return name
 
 

@@ -1,0 +1,94 @@
+"""`remuda validate`: check task files, say what was understood or everything that is wrong."""
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from remuda.cli.session import param_option, read_params
+
+if TYPE_CHECKING:
+    from remuda.domain.tasks import Task
+    from remuda.spec import SpecError
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, metavar="FILE...")
+@param_option
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to say it."
+)
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of task files, for editors, and do nothing else.")
+def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema: bool) -> None:
+    """Check task files and explain them.
+
+    Says in plain words what was understood. A file that is wrong gets every problem with line, column and what to do
+    about it, and the exit code 2. Nothing is contacted.
+    """
+    if schema:
+        from remuda.cli.output import json_out
+        from remuda.spec.schema import make_schema
+
+        json_out(make_schema())
+        return
+    if not files:
+        raise click.UsageError("name a file, such as `remuda validate task.yaml`")
+    sys.exit(_validate(files, read_params(param), output))
+
+
+def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> int:
+    from remuda.spec import SpecError, load_task
+
+    results: list[object] = []
+    code = 0
+    for number, file in enumerate(files):
+        if number and output == "table":
+            click.echo()
+        try:
+            task = load_task(file, params, now=datetime.now(UTC)).task
+        except SpecError as error:
+            code = 2
+            if output == "json":
+                results.append(_wrong(file, error))
+            else:
+                click.echo(str(error), err=True)
+            continue
+        if output == "json":
+            results.append(_right(file, task))
+        else:
+            _tell(file, task)
+    if output == "json":
+        from remuda.cli.output import json_out
+
+        json_out(results)
+    return code
+
+
+def _tell(file: str, task: "Task") -> None:
+    from remuda.cli.output import pairs_out
+    from remuda.spec.words import describe_task
+
+    click.echo(f"{file} is fine.")
+    pairs_out(describe_task(task))
+
+
+def _right(file: str, task: "Task") -> object:
+    from msgspec import to_builtins
+
+    return {"file": file, "valid": True, "task": to_builtins(task), "problems": []}
+
+
+def _wrong(file: str, error: "SpecError") -> object:
+    problems = [
+        {
+            "file": problem.file,
+            "line": problem.line,
+            "column": problem.column,
+            "message": problem.message,
+            "expected": problem.expected,
+            "suggestion": problem.suggestion,
+        }
+        for problem in error.problems
+    ]
+    return {"file": file, "valid": False, "task": None, "problems": problems}
