@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from remuda.spec.hints import sections
+from remuda.spec.fields.hints import sections
+from remuda.spec.fields.kinds import Field, ListOf, MapOf, Section
+from remuda.spec.fields.task import TASK
 from remuda.spec.honoured import NOT_YET
-from remuda.spec.kinds import Field, ListOf, MapOf, Section
 from remuda.spec.schema import make_schema
-from remuda.spec.task import TASK
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = """\

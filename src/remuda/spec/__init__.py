@@ -45,9 +45,9 @@ def parse_task(
     now: datetime | None = None,
 ) -> Task:
     """The task that `text` describes; a file without `name` gives its own. Raises SpecError with every problem."""
-    from remuda.spec.params import read_params, substitute
+    from remuda.spec.fields.params import read_params, substitute
+    from remuda.spec.fields.task import TASK
     from remuda.spec.problems import slug
-    from remuda.spec.task import TASK
     from remuda.spec.tree import MapNode, compose
 
     text = text.removeprefix("\ufeff")

@@ -1,7 +1,7 @@
 """The JSON Schema of a task file, for editors; `remuda validate --schema` prints it."""
 
-from remuda.spec.kinds import Schema
-from remuda.spec.task import TASK
+from remuda.spec.fields.kinds import Schema
+from remuda.spec.fields.task import TASK
 
 EXPRESSION = {
     "type": "string",

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from remuda.domain.tasks import SpotPolicy
-from remuda.spec.params import escape
+from remuda.spec.fields.params import escape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -294,6 +294,9 @@ def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
     mark = Mark(line=place.line + 1, column=place.column + 1) if place else Mark(line=1, column=1)
     lines = notes.text.splitlines()
     line = lines[mark.line - 1] if mark.line <= len(lines) else ""
+    begun = error.context_mark
+    if not line.strip() and begun is not None:  # what is never closed is missed at the file's end only
+        mark = Mark(line=begun.line + 1, column=begun.column + 1)
     problem = str(error.problem)
     if line[mark.column - 1 : mark.column] == "\t" or "\t" in line[: len(line) - len(line.lstrip())]:
         problem = "tab"
@@ -304,6 +307,6 @@ def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
             break
     if "${{" in line:
         suggestion = "inside of { } or [ ], put `${{ … }}` in quotes"
-    if error.context_mark and error.context_mark.line + 1 != mark.line:
-        message += f" (it begins at line {error.context_mark.line + 1})"
+    if begun is not None and begun.line + 1 != mark.line:
+        message += f" (it begins at line {begun.line + 1})"
     notes.add(mark, f"this is not YAML: {message}", suggestion=suggestion)

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from remuda.domain.tasks import Checkpoint, Limits, Retry
 from remuda.domain.units import Money, UnitError, format_duration, parse_usd
-from remuda.spec.kinds import (
+from remuda.spec.fields.kinds import (
     EXPRESSION,
     Either,
     Field,
@@ -19,8 +19,8 @@ from remuda.spec.kinds import (
     text_kind,
     whole,
 )
+from remuda.spec.fields.times import TIME_WORDS, length_kind, read_length, read_time
 from remuda.spec.problems import shown
-from remuda.spec.times import TIME_WORDS, length_kind, read_length, read_time
 from remuda.spec.tree import ScalarNode
 
 

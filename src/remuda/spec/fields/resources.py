@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from remuda.domain.tasks import AcceleratorNeed, NetworkNeed, Resources, SpotPolicy
 from remuda.domain.units import UnitError, parse_memory_mib, parse_rate
-from remuda.spec.kinds import (
+from remuda.spec.fields.kinds import (
     Either,
     Field,
     ListOf,

@@ -283,7 +283,7 @@ class Table:
         close = nearest(key.text, known)
         suggestion = hint or (f"did you mean `{close}`?" if close else "")
         if not suggestion:
-            from remuda.spec.hints import elsewhere
+            from remuda.spec.fields.hints import elsewhere
 
             suggestion = elsewhere(key.text, self.section.path)
         expected = "" if hint or close else f"one of {', '.join(sorted(known))}"

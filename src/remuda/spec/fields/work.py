@@ -4,7 +4,19 @@ import re
 from enum import StrEnum
 
 from remuda.domain.tasks import Webhook, Work
-from remuda.spec.kinds import Either, Field, ListOf, MapOf, Section, Table, Value, Wrong, choice, number, text_kind
+from remuda.spec.fields.kinds import (
+    Either,
+    Field,
+    ListOf,
+    MapOf,
+    Section,
+    Table,
+    Value,
+    Wrong,
+    choice,
+    number,
+    text_kind,
+)
 from remuda.spec.problems import shown
 
 # work

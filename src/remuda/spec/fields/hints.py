@@ -1,6 +1,6 @@
 """Where a key belongs that stands in the wrong place: other sections of the file, or another tool's file."""
 
-from remuda.spec.kinds import Either, Field, Kind, ListOf, MapOf, Section
+from remuda.spec.fields.kinds import Either, Field, Kind, ListOf, MapOf, Section
 
 # Keys at the top of other tools' files -> what to write here.
 TOP_HINTS = {
@@ -54,7 +54,7 @@ TOP_HINTS = {
 
 def elsewhere(key: str, path: str) -> str:
     """Where the file does have `key`, as advice; "" where it has it nowhere."""
-    from remuda.spec.task import TASK
+    from remuda.spec.fields.task import TASK
 
     for section in sections(TASK):
         if section.path != path and section.path.count(".") < 2 and any(each.name == key for each in section.fields):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from remuda.domain.tasks import Schedule
 from remuda.domain.units import format_duration, parse_duration
+from remuda.spec.fields.kinds import Either, Field, Section, Table, Value, Wrong, filled, read_text, text_kind
 from remuda.spec.honoured import NOT_YET
-from remuda.spec.kinds import Either, Field, Section, Table, Value, Wrong, filled, read_text, text_kind
 from remuda.spec.problems import nearest, shown
 from remuda.spec.tree import ScalarNode
 

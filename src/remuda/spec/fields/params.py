@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from remuda.domain.tasks import Scalar
-from remuda.spec.kinds import Either, Field, ListOf, MapOf, Section, Table, Value, Wrong, read_text
+from remuda.spec.fields.kinds import Either, Field, ListOf, MapOf, Section, Table, Value, Wrong, read_text
 from remuda.spec.problems import Mark, Notes, listed, nearest, shown
 from remuda.spec.tree import ListNode, MapNode, Node, ScalarNode, describe, read_scalar
 

@@ -4,9 +4,8 @@ import re
 from datetime import timedelta
 
 from remuda.domain.tasks import Limits, Resources, Retry, Task, Transfer, Workdir
-from remuda.spec.hints import TOP_HINTS
-from remuda.spec.honoured import NOT_YET, refused_url
-from remuda.spec.kinds import (
+from remuda.spec.fields.hints import TOP_HINTS
+from remuda.spec.fields.kinds import (
     Either,
     Field,
     ListOf,
@@ -19,13 +18,14 @@ from remuda.spec.kinds import (
     text_kind,
     whole,
 )
-from remuda.spec.limits import CHECKPOINT, LIMITS, RETRY, inner_path
-from remuda.spec.params import PARAMS
+from remuda.spec.fields.limits import CHECKPOINT, LIMITS, RETRY, inner_path
+from remuda.spec.fields.params import PARAMS
+from remuda.spec.fields.resources import RESOURCES
+from remuda.spec.fields.times import SCHEDULE, length_kind
+from remuda.spec.fields.work import WEBHOOKS, WORK
+from remuda.spec.honoured import NOT_YET, refused_url
 from remuda.spec.problems import shown, slug
-from remuda.spec.resources import RESOURCES
-from remuda.spec.times import SCHEDULE, length_kind
 from remuda.spec.tree import ScalarNode
-from remuda.spec.work import WEBHOOKS, WORK
 
 _SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -1,0 +1,108 @@
+"""Parameters: types, overrides, substitution."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from remuda.domain.tasks import Scalar, Task
+from remuda.spec import SpecError, parse_task
+
+
+def task(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> Task:
+    return parse_task(f"name: t\nparams: {params}\n{run}\n", params=given)
+
+
+def problems(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> str:
+    with pytest.raises(SpecError) as caught:
+        task(params, run, given)
+    return str(caught.value)
+
+
+def test_a_default_gives_the_type() -> None:
+    assert task("{a: 1, b: 0.5, c: x, d: true, e: '1'}").params == {"a": 1, "b": 0.5, "c": "x", "d": True, "e": "1"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "value"),
+    [
+        ("0.1", "1e-3", 0.001),
+        ("0.1", "2", 2.0),
+        ("1", "-7", -7),
+        ("true", "false", False),
+        ("x", "true", "true"),
+        ("x", "", ""),
+        ("{type: int}", "4", 4),
+        ("{type: float, default: 1}", "3", 3.0),
+    ],
+)
+def test_overrides_take_the_declared_type(declared: str, text: str, value: Scalar) -> None:
+    got = task(f"{{p: {declared}}}", given={"p": text}).params["p"]
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_overrides_may_be_values_as_an_api_sends_them() -> None:
+    assert task("{a: 1, b: false}", given={"a": 2, "b": True}).params == {"a": 2, "b": True}
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "words"),
+    [
+        ("{lr: 0.1}", {"lrr": "1"}, "did you mean `--param lr=…`?"),
+        ("{lr: 0.1}", {"lr": "fast"}, "--param lr=fast: 'fast' is not a number"),
+        ("{n: 1}", {"n": "1.5"}, "`type: float`"),
+        ("{b: true}", {"b": "yes"}, "write true"),
+        ("{n: {type: int}}", {}, "no default and was not given"),
+        ("{n: {default: 5, max: 3}}", {}, "above the greatest value, 3"),
+        ("{n: {default: 1, min: 3, max: 2}}", {}, "min 3 is above max 2"),
+        ("{n: {default: 1, max: 3}}", {"n": "4"}, "above the greatest value"),
+        ("{o: {default: a, choices: [adam, sgd]}}", {"o": "sdg"}, "did you mean sgd?"),
+        ("{n: {type: integer, default: 1}}", {}, "did you mean `int`?"),
+        ("{n: {default: 1, minimum: 3}}", {}, "write `min`"),
+        ("{a-b: 1}", {}, "cannot be a parameter's name"),
+        ("{lr: 1, LR: 2}", {}, "REMUDA_PARAM_LR"),
+        ("{s: {default: a, min: 1}}", {}, "has no min and max"),
+        ("{a: '${{ params.b }}'}", {}, "cannot be made of others"),
+        ("{a: 1.0e999}", {}, "beyond what a number can be"),
+        ("{a: 0.1}", {"a": "1e999"}, "is not a number"),
+        ("[lr]", {}, "where a table was expected"),
+        ("{}", {"x": "1"}, "the file declares none"),
+        ("{s: a}", {"s": "\0"}, "NUL byte"),
+    ],
+)
+def test_what_does_not_fit_is_explained(declared: str, given: dict[str, str], words: str) -> None:
+    assert words in problems(declared, given=given)
+
+
+def test_values_are_put_into_texts_as_written() -> None:
+    run = "run: |\n  a ${{params.lr}} $${{ kept }}\n  b ${{ params.name }}\nenv: {A: '${{ params.lr }}x'}"
+    got = task("{lr: 1e-3, name: a b}", run)
+    assert got.run == "a 1e-3 ${{ kept }}\nb a b\n"
+    assert got.env == {"A": "1e-3x"}
+
+
+def test_a_whole_value_keeps_the_type_of_its_parameter() -> None:
+    got = task("{n: 3, gpu: H100:8}", "run: x\nnodes: ${{ params.n }}\nresources: {gpu: '${{ params.gpu }}'}")
+    assert got.nodes == 3
+    assert got.resources.accelerators[0].count_min == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("run: |\n  a\n  b ${{ params.lr }} ${{ params.rl }}", ":5:22:", "did you mean `params.lr`?"),
+        ("run: 'x ${{ secrets.T }}'", ":3:9:", "list it under `secrets:` and use it as $T"),
+        ("run: x ${{ lr }}", ":3:8:", "did you mean `${{ params.lr }}`?"),
+        ("run: 'x ${{ params.lr'", ":3:6:", "never closed"),
+    ],
+)
+def test_a_wrong_expression_is_pointed_at(text: str, place: str, words: str) -> None:
+    said = problems("{lr: 1}", text)
+    assert place in said
+    assert words in said
+
+
+def test_a_wrong_parameter_causes_no_second_problem() -> None:
+    with pytest.raises(SpecError) as caught:
+        task("{n: 1}", "run: x\nnodes: ${{ params.n }}", {"n": "many"})
+    assert len(caught.value.problems) == 1
