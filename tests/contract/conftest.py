@@ -1,0 +1,22 @@
+"""Fixtures of the contract tests: one open store of each kind."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.contract.store_suite import KINDS, make_store
+
+from remuda.store.base import Store
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=KINDS)
+async def store(request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str) -> AsyncIterator[Store]:
+    opened = make_store(request.param, tmp_path)
+    await opened.open()
+    yield opened
+    await opened.close()

@@ -1,0 +1,128 @@
+"""The stores that must behave alike, and short ways to make rows; used by the contract tests and by others."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.system.postgres import PostgresMissing, new_database
+
+from remuda.domain.events import Charge, ChargeKind, Event
+from remuda.domain.jobs import Attempt, Job, Node, Origin, attempt_id
+from remuda.domain.offers import Offer
+from remuda.domain.places import Hold, Host
+from remuda.domain.tasks import Task
+from remuda.domain.units import HourlyRate, Money
+from remuda.store.base import Changes, Store
+from remuda.store.open import open_store
+
+KINDS = ("memory", "sqlite-wal", "sqlite-delete", "postgres")
+NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def store_url(kind: str, folder: Path) -> str:
+    """The URL of a new, empty store of that kind; skips the test where there is no PostgreSQL."""
+    if kind == "memory":
+        return "memory:"
+    if kind.startswith("sqlite"):
+        return f"sqlite:///{folder}/remuda.db"
+    try:
+        return new_database()
+    except PostgresMissing as missing:
+        pytest.skip(str(missing))
+
+
+def make_store(kind: str, folder: Path) -> Store:
+    """A store that is not open yet."""
+    return open_store(store_url(kind, folder), journal="delete" if kind == "sqlite-delete" else "wal")
+
+
+def after(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def make_job(job_id: str, *, project: str = "p", name: str = "train", priority: int = 0, **fields: Any) -> Job:
+    fields = {"task": Task(name=name, run="true", priority=priority), "submitted_at": NOW, "since": NOW, **fields}
+    return Job(id=job_id, project=project, name=name, **fields)
+
+
+def make_event(job: Job, text: str = "submitted", **fields: Any) -> Event:
+    return Event(**{"project": job.project, "job_id": job.id, "at": NOW, "kind": "queued", "text": text, **fields})
+
+
+async def submit(store: Store, job_id: str, **fields: Any) -> Job:
+    job = make_job(job_id, **fields)
+    return await store.submit(job, make_event(job))
+
+
+def make_offer(instance_type: str = "big", rate: int = 3_600_000) -> Offer:
+    return Offer(provider="fake", region="here", instance_type=instance_type, rate=HourlyRate(rate))
+
+
+def make_attempt(job: Job, number: int = 1, **fields: Any) -> Attempt:
+    name = attempt_id(job.id, number)
+    return Attempt(
+        **{
+            "id": name,
+            "job_id": job.id,
+            "project": job.project,
+            "number": number,
+            "gang": f"rm-{name}",
+            "offer": make_offer(),
+            "nodes": 1,
+            "created_at": NOW,
+            "since": NOW,
+            **fields,
+        }
+    )
+
+
+async def begin(store: Store, job: Job, number: int = 1, **fields: Any) -> Attempt:
+    """Write an attempt and return it as stored."""
+    attempt = make_attempt(job, number, **fields)
+    await store.commit(Changes(attempts=[attempt]))
+    return replace(attempt, version=1)
+
+
+def make_node(attempt: Attempt, rank: int = 0, **fields: Any) -> Node:
+    return Node(attempt_id=attempt.id, project=attempt.project, rank=rank, **fields)
+
+
+def make_charge(attempt: Attempt, micros: int, *, since: float = 0, until: float = 60, **fields: Any) -> Charge:
+    return Charge(
+        **{
+            "project": attempt.project,
+            "job_id": attempt.job_id,
+            "attempt_id": attempt.id,
+            "rank": 0,
+            "kind": ChargeKind.NODE,
+            "since": after(since),
+            "until": after(until),
+            "rate": HourlyRate(3_600_000),
+            "amount": Money(micros),
+            **fields,
+        }
+    )
+
+
+def make_host(name: str = "local/here", *, cpus: float = 4, memory_mib: int = 8192, devices: int = 2) -> Host:
+    return Host(name=name, cpus=cpus, memory_mib=memory_mib, devices=tuple(f"GPU-{i}" for i in range(devices)))
+
+
+def make_hold(gang: str, *devices: str, host: str = "local/here", rank: int = 0, **fields: Any) -> Hold:
+    return Hold(
+        **{
+            "host": host,
+            "gang": gang,
+            "rank": rank,
+            "project": "p",
+            "cpus": 1.0,
+            "memory_mib": 1024,
+            "devices": devices,
+            **fields,
+        }
+    )
+
+
+FULL_ORIGIN = Origin(task_text="run: true\n", commit="abc", diff="+x\n", snapshot="5" * 64, versions={"remuda": "0.1"})

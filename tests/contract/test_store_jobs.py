@@ -1,0 +1,388 @@
+"""Jobs and what hangs on them, in every store."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.contract.store_suite import (
+    FULL_ORIGIN,
+    NOW,
+    after,
+    begin,
+    make_attempt,
+    make_charge,
+    make_event,
+    make_job,
+    make_node,
+    make_offer,
+    submit,
+)
+
+from remuda.domain.jobs import AttemptPhase, JobPhase, NodePhase, Order, Outcome
+from remuda.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Work
+from remuda.domain.units import HourlyRate, Money
+from remuda.store.base import Changes, Conflict, Mismatch, NotFound, Secret, Stale, Store
+
+pytestmark = pytest.mark.anyio
+
+FULL_TASK = Task(
+    name="train",
+    run="python train.py",
+    tags={"team": "é"},
+    params={"lr": 0.1, "n": 3, "flag": True, "name": "x"},
+    resources=Resources(
+        accelerators=(AcceleratorNeed(name="H100", count_min=8),), regions=("eu",), max_rate=HourlyRate(20_000_000)
+    ),
+    limits=Limits(deadline=NOW + timedelta(days=1), budget=Money(5_000_000), unattended=timedelta(hours=2)),
+    retry=Retry(exit=2, exit_codes=(3, 4), delay=timedelta(seconds=1.5)),
+    work=Work(flops=1e21, rates={"H100": 12.5}),
+)
+
+
+async def test_a_job_is_read_as_it_was_written(store: Store) -> None:
+    job = make_job(
+        "j1",
+        task=FULL_TASK,
+        origin=FULL_ORIGIN,
+        user="ann",
+        not_before=after(5),
+        stop_reason="asked",
+        stop_outcome=Outcome.STOPPED,
+        exit_code=3,
+        ended_at=after(9),
+        consented=True,
+        ceiling=Money(7),
+        retries={"exit": 1},
+        avoid={"fake/x": after(60)},
+        attempt=2,
+    )
+    stored = await store.submit(job, make_event(job))
+    assert stored == replace(job, version=1)
+    assert await store.job("j1") == stored
+    assert await store.find_job("p", "train") == stored
+    assert await store.find_job("p", "j1") == stored
+
+
+async def test_reads_name_the_project(store: Store) -> None:
+    await submit(store, "j1", project="p")
+    await submit(store, "j2", project="q")
+    assert (await store.find_job("q", "train")).id == "j2"
+    with pytest.raises(NotFound):
+        await store.find_job("q", "j1")
+    assert [job.id for job in (await store.list_jobs("q")).jobs] == ["j2"]
+    assert [job.id for job in (await store.list_jobs(None)).jobs] == ["j2", "j1"]
+    assert (await store.list_jobs("r")).jobs == []
+
+
+async def test_missing_rows_are_not_found(store: Store) -> None:
+    for read in (store.job("x"), store.find_job("p", "x"), store.attempt_of_gang("x"), store.node("x", 0)):
+        with pytest.raises(NotFound):
+            await read
+    assert await store.attempts("x") == []
+    assert await store.nodes("x") == []
+    assert await store.events("x") == []
+    assert await store.charges("x") == []
+
+
+async def test_names_are_numbered(store: Store) -> None:
+    names = [(await submit(store, f"j{i}")).name for i in range(4)]
+    assert names == ["train", "train-2", "train-3", "train-4"]
+    assert (await submit(store, "j5", project="q")).name == "train"
+
+
+async def test_a_number_that_was_taken_by_name_is_left_out(store: Store) -> None:
+    names = ["train-3", "train", "train", "train", "train-3"]
+    stored = [(await submit(store, f"j{i}", name=name)).name for i, name in enumerate(names)]
+    assert stored == ["train-3", "train", "train-2", "train-4", "train-3-2"]
+
+
+async def test_names_are_unique_when_many_submit_at_once(store: Store) -> None:
+    jobs = await asyncio.gather(*(submit(store, f"j{i:02}") for i in range(40)))
+    assert {job.name for job in jobs} == {"train", *(f"train-{i}" for i in range(2, 41))}
+
+
+async def test_an_id_is_submitted_once(store: Store) -> None:
+    await submit(store, "j1")
+    with pytest.raises(Stale):
+        await submit(store, "j1", name="other")
+    assert len(await store.events("j1")) == 1
+
+
+async def test_commit_inserts_under_the_exact_name(store: Store) -> None:
+    await store.commit(Changes(jobs=[make_job("j1")]))
+    with pytest.raises(Conflict):
+        await store.commit(Changes(jobs=[make_job("j2")]))
+    with pytest.raises(Stale):
+        await store.commit(Changes(jobs=[make_job("j1", name="other")]))
+    await store.commit(Changes(jobs=[make_job("j3", project="q")]))
+
+
+async def test_an_update_is_guarded_by_the_version(store: Store) -> None:
+    job = await submit(store, "j1")
+    await store.commit(Changes(jobs=[replace(job, phase=JobPhase.STARTING, reason="placed", attempt=1)]))
+    with pytest.raises(Stale):
+        await store.commit(Changes(jobs=[replace(job, reason="late")]))
+    assert await store.job("j1") == replace(job, phase=JobPhase.STARTING, reason="placed", attempt=1, version=2)
+
+
+async def test_of_two_writers_one_is_stale(store: Store) -> None:
+    job = await submit(store, "j1")
+    writes = [store.commit(Changes(jobs=[replace(job, reason=f"writer {i}")])) for i in range(8)]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["NoneType"] + ["Stale"] * 7
+    winner = results.index(None)
+    assert await store.job("j1") == replace(job, reason=f"writer {winner}", version=2)
+
+
+async def test_a_job_keeps_its_project_and_name(store: Store) -> None:
+    job = await submit(store, "j1")
+    for changed in (replace(job, project="q"), replace(job, name="other")):
+        with pytest.raises(Stale):
+            await store.commit(Changes(jobs=[changed]))
+    assert await store.job("j1") == job
+
+
+async def test_task_and_origin_can_be_completed_later(store: Store) -> None:
+    job = await submit(store, "j1", origin=FULL_ORIGIN)
+    other = replace(job, reason="seen", origin=replace(FULL_ORIGIN, image_digest="sha256:1", snapshot="6" * 64))
+    await store.commit(Changes(jobs=[other]))
+    await store.commit(Changes(jobs=[replace(other, reason="again", version=2)]))
+    assert await store.job("j1") == replace(other, reason="again", version=3)
+    assert set(await store.snapshots()) == {"6" * 64}
+    await store.commit(Changes(jobs=[replace(await store.job("j1"), task=replace(job.task, priority=7))]))
+    assert (await store.list_jobs("p")).jobs[0].priority == 7
+
+
+async def test_nothing_is_written_when_one_guard_fails(store: Store) -> None:
+    job = await submit(store, "j1")
+    attempt = await begin(store, job)
+    changes = Changes(
+        jobs=[replace(job, reason="new"), make_job("j2", name="two")],
+        attempts=[make_attempt(job, 2)],
+        nodes=[make_node(attempt)],
+        events=[make_event(job, "new")],
+        charges=[make_charge(attempt, 5)],
+    )
+    for guard in (
+        replace(changes, nodes=[make_node(attempt), make_node(attempt, 1, version=4)]),
+        replace(changes, attempts=[replace(attempt, version=9)]),
+        replace(changes, jobs=[*changes.jobs, replace(job, version=7)]),
+    ):
+        with pytest.raises(Stale):
+            await store.commit(guard)
+        assert await store.job("j1") == job
+        assert await store.attempts("j1") == [attempt]
+        assert await store.nodes(attempt.id) == []
+        assert len(await store.events("j1")) == 1
+        assert await store.charges("j1") == []
+        summary = (await store.list_jobs("p")).jobs[0]
+        assert (summary.id, summary.spent) == ("j1", Money(0))
+    await store.commit(changes)
+    assert (await store.job("j1")).reason == "new"
+
+
+async def test_parents_must_exist(store: Store) -> None:
+    job, ghost = await submit(store, "j1"), make_job("ghost")
+    for changes in (
+        Changes(attempts=[make_attempt(ghost)]),
+        Changes(nodes=[make_node(make_attempt(job))]),
+        Changes(events=[make_event(ghost)]),
+        Changes(charges=[make_charge(make_attempt(job), 5)]),
+    ):
+        with pytest.raises(NotFound):
+            await store.commit(changes)
+    attempt = make_attempt(job)
+    await store.commit(Changes(attempts=[attempt], nodes=[make_node(attempt)], charges=[make_charge(attempt, 5)]))
+
+
+async def test_attempts_are_unique_and_found(store: Store) -> None:
+    job, other = await submit(store, "j1"), await submit(store, "j2", project="q")
+    first = await begin(store, job)
+    for twin in (first, replace(make_attempt(job, 2), gang=first.gang), replace(make_attempt(job), id="x", gang="y")):
+        with pytest.raises(Stale):
+            await store.commit(Changes(attempts=[replace(twin, version=0)]))
+    ended = replace(first, phase=AttemptPhase.ENDED, outcome=Outcome.PREEMPTED, ended_at=after(3))
+    await store.commit(Changes(attempts=[ended, make_attempt(job, 2, offer=make_offer("next")), make_attempt(other)]))
+    assert await store.attempts("j1") == [
+        replace(ended, version=2),
+        replace(make_attempt(job, 2, offer=make_offer("next")), version=1),
+    ]
+    assert await store.attempt_of_gang(first.gang) == replace(ended, version=2)
+    assert [a.id for a in await store.open_attempts()] == ["j1-2", "j2-1"]
+    assert [a.id for a in await store.open_attempts("q")] == ["j2-1"]
+    assert (await store.list_jobs("p")).jobs[0].place == make_offer("next").key
+
+
+async def test_nodes_are_read_as_written(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    node = make_node(
+        attempt,
+        phase=NodePhase.RUNNING,
+        claim="n",
+        order=Order(seq=2, kind="stop", seconds=1.5, reason="asked"),
+        last_seq=4,
+        exit_outcome=Outcome.EXIT,
+        telemetry={"cpu": 0.5},
+        progress={"loss": 0.25, "step": "one"},
+        heard_at=after(0.000001),
+    )
+    await store.commit(Changes(nodes=[make_node(attempt, 1), node]))
+    assert await store.nodes(attempt.id) == [replace(node, version=1), replace(make_node(attempt, 1), version=1)]
+    await store.commit(Changes(nodes=[replace(node, last_seq=5, version=1)]))
+    assert await store.node(attempt.id, 0) == replace(node, last_seq=5, version=2)
+    for stale in (replace(node, version=1), replace(node, version=2, project="q")):
+        with pytest.raises(Stale):
+            await store.commit(Changes(nodes=[stale]))
+
+
+async def test_what_a_database_cannot_hold_is_made_plain(store: Store) -> None:
+    job = await submit(store, "j1")
+    attempt = await begin(store, job, reason="a\x00b\ud800")
+    node = make_node(
+        attempt,
+        telemetry={"good": 1.0, "bad": float("nan")},
+        progress={"loss": float("inf"), "x": 1.0},
+        exit_reason="\x00",
+    )
+    await store.commit(
+        Changes(jobs=[replace(job, reason="x\x00\udfff")], nodes=[node], events=[make_event(job, "bell\x07 nul\x00")])
+    )
+    assert (await store.job("j1")).reason == "x\ufffd?"
+    assert (await store.attempts("j1"))[0].reason == "a\ufffdb?"
+    stored = await store.node(attempt.id, 0)
+    assert (stored.telemetry, stored.progress, stored.exit_reason) == (
+        {"good": 1.0},
+        {"loss": "inf", "x": 1.0},
+        "\ufffd",
+    )
+    assert (await store.events("j1"))[-1].text == "bell\x07 nul\ufffd"
+
+
+async def test_a_task_that_could_not_be_read_back_is_refused(store: Store) -> None:
+    for task in (Task(name="t", run="r", params={"lr": float("nan")}), Task(name="t", run="\ud800")):
+        with pytest.raises(Mismatch, match="finite"):
+            await submit(store, "j1", task=task)
+    assert (await store.list_jobs(None)).jobs == []
+
+
+async def test_events_grow(store: Store) -> None:
+    job, other = await submit(store, "j1"), await submit(store, "j2")
+    await store.commit(Changes(events=[make_event(job, "one", rank=0, attempt=1), make_event(job, "two")]))
+    await store.commit(Changes(events=[make_event(other, "else"), make_event(job, "three", at=after(2))]))
+    events = await store.events("j1")
+    assert [event.text for event in events] == ["submitted", "one", "two", "three"]
+    assert [event.id for event in events] == sorted({event.id for event in events})
+    assert events[1] == make_event(job, "one", rank=0, attempt=1, id=events[1].id)
+    assert [event.text for event in await store.events("j1", after=events[1].id)] == ["two", "three"]
+    assert [event.text for event in await store.events("j1", after=events[0].id, limit=1)] == ["one"]
+
+
+async def test_charges_sum_up(store: Store) -> None:
+    job = await submit(store, "j1")
+    attempt = await begin(store, job)
+    first, minimum = make_charge(attempt, 100), make_charge(attempt, 7, kind="minimum", since=60)
+    await store.commit(Changes(charges=[first, minimum]))
+    grown = make_charge(attempt, 250, until=150)
+    await store.commit(Changes(charges=[grown, make_charge(attempt, 1, since=3600), make_charge(attempt, 3, rank=1)]))
+    assert await store.charges("j1") == [
+        grown,
+        minimum,
+        make_charge(attempt, 1, since=3600),
+        make_charge(attempt, 3, rank=1),
+    ]
+    assert (await store.list_jobs("p")).jobs[0].spent == Money(261)
+    assert await store.spent("p") == Money(261)
+    assert await store.spent("p", since=after(60)) == Money(8)
+    assert await store.spent("q") == Money(0)
+
+
+async def test_concurrent_charges_keep_the_sum(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    await asyncio.gather(*(store.commit(Changes(charges=[make_charge(attempt, i)])) for i in range(1, 20)))
+    await asyncio.gather(*(store.commit(Changes(charges=[make_charge(attempt, 5, since=i)])) for i in range(1, 20)))
+    total = sum(charge.amount.micros for charge in await store.charges("j1"))
+    assert (await store.list_jobs("p")).jobs[0].spent == Money(total) == await store.spent("p")
+
+
+async def test_listing_by_cursor_sees_each_job_once(store: Store) -> None:
+    for i in range(23):
+        await submit(store, f"j{i:02}", project="p" if i % 3 else "q")
+    for project in ("p", "q", None):
+        wanted = [f"j{i:02}" for i in range(22, -1, -1) if project is None or (i % 3 != 0) == (project == "p")]
+        page = await store.list_jobs(project, cursor="k", limit=4)
+        seen = [job.id for job in page.jobs]
+        while page.cursor is not None:
+            assert len(page.jobs) == 4
+            await submit(store, f"k{len(seen):02}{project}", project="p")  # newer ones do not shift the pages
+            page = await store.list_jobs(project, cursor=page.cursor, limit=4)
+            seen += [job.id for job in page.jobs]
+        assert seen == wanted
+
+
+async def test_listing_by_phase(store: Store) -> None:
+    phases = [JobPhase.QUEUED, JobPhase.DONE, JobPhase.FAILED, JobPhase.DONE, JobPhase.RUNNING]
+    for i, phase in enumerate(phases):
+        await submit(store, f"j{i}", phase=phase, project="p" if i < 4 else "q")
+    assert [j.id for j in (await store.list_jobs(None, {JobPhase.DONE})).jobs] == ["j3", "j1"]
+    page = await store.list_jobs(None, {JobPhase.DONE, JobPhase.RUNNING, JobPhase.FAILED}, limit=2)
+    assert [j.id for j in page.jobs] == ["j4", "j3"]
+    page = await store.list_jobs(None, {JobPhase.DONE, JobPhase.RUNNING, JobPhase.FAILED}, page.cursor, 2)
+    assert ([j.id for j in page.jobs], page.cursor) == (["j2", "j1"], None)
+    assert [j.id for j in (await store.list_jobs("p", {JobPhase.RUNNING, JobPhase.QUEUED})).jobs] == ["j0"]
+    assert await store.count_jobs("p") == {JobPhase.QUEUED: 1, JobPhase.DONE: 2, JobPhase.FAILED: 1}
+    assert (await store.count_jobs(None))[JobPhase.RUNNING] == 1
+
+
+async def test_a_summary_says_what_the_job_says(store: Store) -> None:
+    job = await submit(store, "j1", user="ann", priority=5)
+    ended = replace(job, phase=JobPhase.FAILED, reason="exit 3", exit_code=3, ended_at=after(9), attempt=1)
+    await store.commit(Changes(jobs=[ended]))
+    summary = (await store.list_jobs("p")).jobs[0]
+    for field in ("id", "project", "name", "user", "phase", "reason", "submitted_at", "since", "ended_at", "exit_code"):
+        assert getattr(summary, field) == getattr(ended, field)
+    assert (summary.priority, summary.attempt, summary.place, summary.spent) == (5, 1, None, Money(0))
+
+
+async def test_the_queue_goes_by_priority_then_age(store: Store) -> None:
+    low = await submit(store, "j1")
+    high = await submit(store, "j2", priority=5)
+    late = await submit(store, "j3", priority=9, not_before=after(60))
+    await submit(store, "j4", priority=9, stop_reason="asked")
+    await submit(store, "j5", priority=9, phase=JobPhase.RUNNING)
+    same = await submit(store, "j6")
+    assert await store.waiting(NOW, 10) == [high, low, same]
+    assert await store.waiting(NOW, 1) == [high]
+    assert await store.waiting(after(60), 1) == [late]
+    assert await store.next_waiting(NOW) == after(60)
+    assert await store.next_waiting(after(60)) is None
+    assert [await store.queue_position(job) for job in (late, high, low, same)] == [1, 2, 3, 4]
+    assert [await store.queue_position(job, NOW) for job in (high, low, same)] == [1, 2, 3]
+    assert await store.queue_position(await store.job("j5")) == 0
+
+
+async def test_unfinished_jobs_have_work_or_an_open_attempt(store: Store) -> None:
+    await submit(store, "j1")
+    await submit(store, "j2", phase=JobPhase.DONE)
+    job = await submit(store, "j3", phase=JobPhase.STOPPED)
+    attempt = await begin(store, job, phase=AttemptPhase.ENDING)
+    assert await store.unfinished() == ["j1", "j3"]
+    await store.commit(Changes(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
+    assert await store.unfinished() == ["j1"]
+
+
+async def test_the_installation_has_one_id(store: Store) -> None:
+    assert await store.installation() == await store.installation() != ""
+
+
+async def test_secrets_are_kept_by_project(store: Store) -> None:
+    token = Secret(project="p", name="TOKEN", sealed=b"\x00\xff", updated_at=NOW)
+    await store.put_secret(token)
+    await store.put_secret(replace(token, project="q"))
+    await store.put_secret(replace(token, name="A", updated_at=after(1)))
+    await store.put_secret(replace(token, sealed=b"new"))
+    assert await store.secrets("p") == [replace(token, name="A", updated_at=after(1)), replace(token, sealed=b"new")]
+    await store.delete_secret("p", "TOKEN")
+    with pytest.raises(NotFound):
+        await store.delete_secret("p", "TOKEN")
+    assert await store.secrets("q") == [replace(token, project="q")]

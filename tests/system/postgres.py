@@ -1,0 +1,123 @@
+"""A PostgreSQL of the tests' own: made in a temporary folder, on a Unix socket, gone with this process.
+
+`new_database()` gives the URL of an empty database and starts the server on first use; PostgresMissing says how to
+get one.
+"""
+
+import atexit
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+_INSTALL = "apt-get install -y --no-install-recommends postgresql"
+_OPTIONS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "max_connections": "200",
+    "shared_buffers": "32MB",
+    "log_min_messages": "fatal",
+}
+_numbers = count(1)
+
+
+class PostgresMissing(Exception):
+    """There is none to be had here; the text is the command that changes it."""
+
+
+def new_database() -> str:
+    """The URL of a new, empty database. Raises PostgresMissing."""
+    import psycopg
+
+    folder = _start()
+    name = f"remuda_{next(_numbers)}"
+    with psycopg.connect(host=str(folder), user="remuda", dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]  # a literal, of our own making
+    return f"postgresql+psycopg://remuda@/{name}?host={folder}"
+
+
+@cache
+def _start() -> Path:
+    """Start the server once in this process; return the folder of its socket."""
+    programs = _find()
+    user = "postgres" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="remuda-pg-"))
+    if user is not None:
+        entry = pwd.getpwnam(user)
+        os.chown(folder, entry.pw_uid, entry.pw_gid)
+    data = folder / "data"
+    initdb = [programs / "initdb", "-D", data, "-U", "remuda", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
+    subprocess.run(initdb, user=user, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
+    with open(folder / "log", "wb") as log:
+        server = subprocess.Popen(
+            [programs / "postgres", "-D", data, "-k", folder, *options],
+            user=user,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            preexec_fn=_end_with_parent,
+        )
+    atexit.register(_stop, server, folder)
+    _wait(server, folder)
+    return folder
+
+
+def _find() -> Path:
+    """The folder of the programs, installed by apt where that needs no question."""
+    found = _installed()
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing PostgreSQL for the tests: {_INSTALL}", file=sys.stderr)
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in ("apt-get update", _INSTALL):
+            subprocess.run(command.split(), env=environment, check=False, timeout=600, stdout=subprocess.DEVNULL)
+        found = _installed()
+    if found is None:
+        raise PostgresMissing(f"PostgreSQL is not installed; to run these tests: sudo {_INSTALL}")
+    return found
+
+
+def _installed() -> Path | None:
+    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+    program = str(newest[-1]) if newest else shutil.which("initdb")
+    return Path(program).parent if program else None
+
+
+def _end_with_parent() -> None:
+    """Runs in the child: a killed test run leaves no server behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG; SIGINT is the server's fast shutdown
+
+
+def _wait(server: "subprocess.Popen[bytes]", folder: Path) -> None:
+    import psycopg
+
+    for _ in range(600):
+        try:
+            psycopg.connect(host=str(folder), user="remuda", dbname="postgres").close()
+        except psycopg.OperationalError:
+            if server.poll() is not None:
+                break
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}")
+
+
+def _stop(server: "subprocess.Popen[bytes]", folder: Path) -> None:
+    server.send_signal(signal.SIGINT)
+    try:
+        server.wait(20)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    shutil.rmtree(folder, ignore_errors=True)
