@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remuda.catalog.fit import match_offers
 from remuda.catalog.query import Matches
 from remuda.cli.session import Failure
 from remuda.domain.offers import Offer
+from remuda.domain.places import Host
 from remuda.domain.tasks import Task
+from remuda.domain.units import Money
 from remuda.planner.explain import Rejection
 from remuda.planner.placements import Situation
+from remuda.planner.shares import fits_empty, smallest_shares
 
 if TYPE_CHECKING:
-    from remuda.domain.units import Money
     from remuda.providers.base import Provider
 
 ASK_TIMEOUT_S = 30  # for each provider
@@ -35,12 +37,14 @@ class Offered:
 def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
     """Ask the configured providers and, with `anywhere`, the catalog. Raises Failure."""
     live = _ask_providers(task)
-    matches, egress = list(live.matches), dict[str, "Money"]()
+    matches, fitting, egress = list(live.matches), list(live.fitting), dict[str, Money]()
     if anywhere:
-        known, egress = _ask_catalog(task)
+        known, prices = _ask_catalog(task)
         matches.append(known)
+        fitting += known.offers
+        egress.update(prices)
     return Offered(
-        offers=[offer for offer in (*live.fitting, *(matches[-1].offers if anywhere else ()))],
+        offers=fitting,
         matches=matches,
         refused=live.refused,
         live=live.names,
@@ -51,11 +55,17 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
 
 @dataclass(slots=True)
 class _Live:
-    names: list[str]
-    matches: list[Matches]
-    fitting: list[Offer]
-    refused: list[Rejection]
-    problems: list[str]
+    names: list[str] = field(default_factory=list)
+    matches: list[Matches] = field(default_factory=list)
+    fitting: list[Offer] = field(default_factory=list)
+    refused: list[Rejection] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    offers: Sequence[Offer]
+    hosts: Sequence[Host]
 
 
 def _ask_providers(task: Task) -> _Live:
@@ -63,7 +73,7 @@ def _ask_providers(task: Task) -> _Live:
     from remuda.providers import registry
     from remuda.providers.base import ProviderError
 
-    live = _Live([], [], [], [], [])
+    live = _Live()
     try:
         known = settings.load()
         # Only offers are asked for; nothing that a provider starts could carry this installation's name.
@@ -76,30 +86,43 @@ def _ask_providers(task: Task) -> _Live:
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
             live.problems.append(f"{name} could not be asked: {answer}")
-            continue
-        matches = match_offers(answer, task.resources)
-        live.matches.append(matches)
-        reasons = _refusals(providers[name], task)
-        if reasons and matches.matched:
-            field = reasons[0].partition(":")[0]
-            live.refused.append(Rejection(reason=f"{name} cannot: {reasons[0]}", count=matches.matched, field=field))
         else:
-            live.fitting += matches.offers
+            _add(live, task, name, providers[name], answer)
     return live
 
 
-async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, Sequence[Offer] | str]:
-    """Each provider's offers, or why there are none."""
+def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
+    """Put a provider's offers where they belong: those that fit, and those that its own reasons rule out."""
+    # Other offers of a shared host are the same devices again: neither choices nor rejections.
+    matches = match_offers(answer.offers, task.resources)
+    wanted = smallest_shares(task, matches.offers)
+    spare = matches.matched - len(wanted)
+    live.matches.append(replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare))
+    if reasons := _refusals(provider, task):
+        field_name = reasons[0].partition(":")[0]
+        why = [Rejection(reason=f"{name} cannot: {reasons[0]}", count=len(wanted), field=field_name)]
+        live.refused += why if wanted else []
+        return
+    fitting = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
+    live.fitting += fitting
+    if small := len(wanted) - len(fitting):
+        reason = f"{name} has no room for {task.nodes} such nodes at once"
+        live.refused.append(Rejection(reason=reason, count=small, field="nodes"))
+
+
+async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:
+    """Each provider's answer, or why there is none."""
     answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
     return dict(zip(providers, answers, strict=True))
 
 
-async def _ask(provider: "Provider") -> Sequence[Offer] | str:
-    from remuda.providers.base import Closes, ProviderError
+async def _ask(provider: "Provider") -> _Answer | str:
+    from remuda.providers.base import Closes, ProviderError, SharesHosts
 
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            return await provider.offers()
+            hosts = await provider.hosts() if isinstance(provider, SharesHosts) else ()
+            return _Answer(offers=await provider.offers(), hosts=hosts)
     except TimeoutError:
         return f"no answer within {ASK_TIMEOUT_S} s"
     except ProviderError as error:
@@ -119,8 +142,12 @@ def _refusals(provider: "Provider", task: Task) -> list[str]:
     return [*refusals(task, lacks), *own]
 
 
-def _ask_catalog(task: Task) -> tuple[Matches, dict[str, "Money"]]:
+def _ask_catalog(task: Task) -> tuple[Matches, Mapping[str, Money]]:
     from remuda.store.snapshot import Snapshot
+    from remuda.store.snapshot.layout import SnapshotError
 
-    with Snapshot.open() as snapshot:
-        return snapshot.match(task.resources), {}
+    try:
+        with Snapshot.open() as snapshot:
+            return snapshot.match(task.resources), snapshot.egress()
+    except SnapshotError as error:
+        raise Failure(str(error), "`remuda plan --here` does without the catalog") from error

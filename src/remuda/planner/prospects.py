@@ -6,7 +6,6 @@ Called by `control` with live offers; what is decided here is who may stand in t
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
 
 from remuda.catalog.fit import match_offers
 from remuda.catalog.query import Matches
@@ -17,7 +16,7 @@ from remuda.domain.tasks import Task
 from remuda.domain.units import format_rate
 from remuda.planner.placements import Situation
 from remuda.planner.rank import plan
-from remuda.scheduler.packing import Owner, holds_for, host_of
+from remuda.planner.shares import fits_empty, smallest_shares
 
 _MANY = 20  # offers that one job is considered for at a time
 _LONG = timedelta(hours=2)  # offers avoided for longer than failures explain were refused: a person must act
@@ -81,40 +80,18 @@ def _able(
     """The offers whose place can run the task when nothing else runs there, and why the others cannot."""
     task, able, reasons = job.task, [], []
     verdicts: dict[str, Sequence[str]] = {}
-    for offer in _smallest_shares(task, offers):
+    for offer in smallest_shares(task, offers):
         verdict = verdicts.get(offer.provider)
         if verdict is None:
             verdict = verdicts[offer.provider] = objections(task, offer.provider)
             reasons += [f"{offer.provider}: {reason}" for reason in verdict]
         if verdict:
             continue
-        if offer.shared and not _fits_empty(job, offer, market.hosts):
+        if offer.shared and not fits_empty(task, offer, market.hosts):
             reasons.append(f"{offer.key}: {task.nodes} nodes of this size do not fit on this machine at once")
             continue
         able.append(offer)
     return able, list(dict.fromkeys(reasons))
-
-
-def _smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
-    """Of the offers of one shared host those that take the fewest devices; all others as they are."""
-    kept: list[Offer] = []
-    shared: list[Offer] = []
-    for offer in offers:
-        (shared if offer.shared else kept).append(offer)
-
-    def place(offer: Offer) -> tuple[str, ...]:
-        kind = (offer.instance_type,) if task.resources.accelerators else ()
-        return (offer.provider, offer.region, offer.zone or "", *kind)
-
-    for _, group in groupby(sorted(shared, key=lambda offer: (place(offer), offer.accelerator_count)), key=place):
-        kept.append(next(group))
-    return kept
-
-
-def _fits_empty(job: Job, offer: Offer, hosts: Sequence[Host]) -> bool:
-    host = host_of(offer, hosts)
-    owner = Owner(gang="", project=job.project)
-    return host is not None and holds_for(job.task, offer, host, (), owner) is not None
 
 
 def _none_fits(market: Market, matches: Matches) -> Prospects:
