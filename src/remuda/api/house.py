@@ -1,29 +1,75 @@
 """What the routes work with: the rooms below, opened once when the server starts."""
 
+from asyncio import to_thread
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
+from remuda.api.execs import Execs
+from remuda.api.tokens import Tokens
 from remuda.api.watch import Watch
+from remuda.control.agents import AgentDesk
+from remuda.domain.jobs import Order
 from remuda.settings import Settings
 from remuda.store.base import Store
+from remuda.store.blobs import BlobStore
+from remuda.store.logs import LogStore
+from remuda.store.secrets import Sealer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
 class House:
-    """Everything a route may use."""
+    """Everything a route may use. `on_network`: the state folder's disk is far away, and may be slow."""
 
     store: Store
-    settings: Settings
+    agents: AgentDesk
+    logs: LogStore
+    blobs: BlobStore
+    sealer: Sealer
+    tokens: Tokens
+    execs: Execs
     watch: Watch
+    settings: Settings
     now: Callable[[], datetime]
+    make_id: Callable[[], str]
+    stop: Callable[[], None]
     address: str
     started_at: datetime
     database: str
-    stop: Callable[[], None]
+    on_network: bool = False
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
+    polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
+
+    async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that touches a file for microseconds: here, unless the disk is far away."""
+        if self.on_network:
+            return await to_thread(call, *args, **kwargs)
+        return call(*args, **kwargs)
+
+    async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
+        """The next order of a rank; waits, but not for a server that stops."""
+        if seconds <= 0 or self.watch.closed:
+            return await self.agents.order(gang, rank, after)
+        self.polling[gang] += 1
+        try:
+            return await self.agents.wait_order(gang, rank, after, timedelta(seconds=seconds))
+        finally:
+            self.polling[gang] -= 1
+            if not self.polling[gang]:
+                del self.polling[gang]
+
+    def close_polls(self) -> None:
+        """Answer everybody who waits: the server stops."""
+        self.watch.close()
+        for gang in list(self.polling):
+            self.agents.notify(gang)
 
 
 def house_of(request: Request) -> House:

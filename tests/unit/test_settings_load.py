@@ -1,0 +1,85 @@
+"""Settings: files, variables, and errors that help."""
+
+from pathlib import Path
+
+import pytest
+
+from remuda import settings
+from remuda.settings import SETTINGS, SettingsError
+
+
+def env(tmp_path: Path, text: str | None = None, **extra: str) -> dict[str, str]:
+    given = {"HOME": str(tmp_path), **extra}
+    if text is not None:
+        (tmp_path / "s.toml").write_text(text)
+        given["REMUDA_CONFIG"] = str(tmp_path / "s.toml")
+    return given
+
+
+def test_defaults_need_no_file(tmp_path: Path) -> None:
+    found = settings.load(env(tmp_path))
+    assert found.home == tmp_path / ".remuda"
+    assert found.values == {setting.name: setting.default for setting in SETTINGS}
+    assert found.providers == {}
+
+
+def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
+    text = "[server]\nidle_stop_s = 5\nlog_mib = 3\n[providers.local]\nprice_usd_hr = 3.6\n"
+    found = settings.load(
+        env(tmp_path, text, REMUDA_SERVER_IDLE_STOP_S="7", REMUDA_PROVIDERS_LOCAL_PRICE_USD_HR="1.25")
+    )
+    assert found.whole("server.idle_stop_s") == 7
+    assert found.whole("server.log_mib") == 3
+    assert found.providers == {"local": {"price_usd_hr": 1.25}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[server]\nidle_stop = 5\n", "did you mean `server.idle_stop_s`?"),
+        ("[sever]\nidle_stop_s = 5\n", "did you mean `server`?"),
+        ("[server]\nidle_stop_s = '5'\n", "must be a whole number"),
+        ("[server]\nidle_stop_s = true\n", "must be a whole number"),
+        ("[server]\nidle_stop_s = -1\n", "at least 0"),
+        ("[server\n", "TOML"),
+        ("providers = 3\n", "must be a table"),
+        ("[providers]\nlocal = 3\n", "must be a table"),
+        ("[providers.local]\nx = [1]\n", "must be a text, number or boolean"),
+    ],
+)
+def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings.load(env(tmp_path, text))
+    told = f"{caught.value.message} | {caught.value.hint}"
+    assert said in told
+    assert "s.toml" in told
+
+
+def test_a_wrong_variable_names_itself(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="REMUDA_SERVER_IDLE_STOP_S") as caught:
+        settings.load(env(tmp_path, REMUDA_SERVER_IDLE_STOP_S="soon"))
+    assert "600" in caught.value.hint
+    with pytest.raises(SettingsError, match=r"server\.idl_stop_s"):
+        settings.load(env(tmp_path, REMUDA_SERVER_IDL_STOP_S="7"))
+
+
+def test_variables_of_a_running_task_are_no_settings(tmp_path: Path) -> None:
+    given = env(tmp_path, REMUDA_JOB="x", REMUDA_PARAM_LR="0.1", REMUDA_CHECKPOINT_DIR="/c", REMUDA_HOME="/h")
+    assert settings.load(given).home == Path("/h")
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no such file"):
+        settings.load({"HOME": str(tmp_path), "REMUDA_CONFIG": str(tmp_path / "none.toml")})
+
+
+def test_text_settings_take_a_variable_as_it_is(tmp_path: Path) -> None:
+    found = settings.load(env(tmp_path, REMUDA_SERVER_LISTEN="127.0.0.1:0"))
+    assert found.text("server.listen") == "127.0.0.1:0"
+
+
+def test_every_setting_is_documented() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+    assert page.read_text("utf-8") == settings.reference(), (
+        "run: python -m remuda.settings > docs/reference/settings.md"
+    )
