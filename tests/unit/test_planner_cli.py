@@ -1,0 +1,171 @@
+"""`remuda plan` over a small snapshot and without any server."""
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from remuda.cli.plan import command
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.units import HourlyRate, Money
+from remuda.store.snapshot import choose
+from remuda.store.snapshot.writer import EgressPrice, write_snapshot
+
+TODAY = date(2026, 1, 1)
+WORK = "work: {samples: 36000, rates: {L4: 1, H100: 8}}\n"
+
+
+def make_offer(gpu: str, usd: float, zone: str = "a", purchase: Purchase = Purchase.ON_DEMAND) -> Offer:
+    return Offer(
+        provider="aws",
+        region="us-east-1",
+        zone=f"us-east-1{zone}",
+        instance_type=f"{gpu.lower()}.big",
+        accelerator=gpu,
+        accelerator_count=1,
+        accelerator_memory_mib={"L4": 24576, "H100": 81920}[gpu],
+        vcpus=8,
+        memory_mib=32768,
+        rate=HourlyRate(round(usd * 1e6)),
+        purchase=purchase,
+        source="a test",
+        as_of=TODAY,
+    )
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a catalog in use, and settings that turn every provider off."""
+    offers = [
+        make_offer("L4", 0.5),
+        make_offer("L4", 0.6, "b"),
+        make_offer("L4", 0.2, purchase=Purchase.SPOT),
+        make_offer("H100", 3.0),
+        make_offer("H100", 3.0, "b"),
+    ]
+    egress = [EgressPrice(provider="aws", per_gb=Money(90_000), source="a test", as_of=TODAY)]
+    write_snapshot(tmp_path / "catalog.db", offers, egress, as_of=TODAY)
+    (tmp_path / "settings.toml").write_text("[providers.local]\nenabled = false\n")
+    monkeypatch.setattr(choose, "SHIPPED", tmp_path / "catalog.db")
+    monkeypatch.setenv("REMUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("REMUDA_CONFIG", str(tmp_path / "settings.toml"))
+    return tmp_path
+
+
+def run(folder: Path, text: str, *options: str) -> Result:
+    file = folder / "task.yaml"
+    file.write_text("name: t\nrun: 'true'\n" + text)
+    return CliRunner().invoke(command, [str(file), *options])
+
+
+def plan_of(folder: Path, text: str, *options: str) -> dict[str, object]:
+    result = run(folder, text, "-o", "json", *options)
+    found = json.loads(result.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def types(found: dict[str, object], key: str = "instance_type") -> list[object]:
+    placements = found["placements"]
+    assert isinstance(placements, list)
+    return [placement[key] for placement in placements]
+
+
+def test_the_cheapest_total_and_the_earliest_finish(planned: Path) -> None:
+    text = "resources: {gpu: [L4, H100]}\n" + WORK
+    assert types(plan_of(planned, text)) == ["h100.big", "l4.big"]  # 8 times as fast for 6 times the price
+    assert types(plan_of(planned, "resources: {gpu: [L4, H100]}\n")) == ["l4.big", "h100.big"]
+    dear = "resources: {gpu: [L4, H100]}\nwork: {samples: 36000, rates: {L4: 1, H100: 2}}\n"
+    assert types(plan_of(planned, dear)) == ["l4.big", "h100.big"]
+    assert types(plan_of(planned, dear, "--by", "time")) == ["h100.big", "l4.big"]
+
+
+def test_every_place_is_shown_on_request_and_the_best_of_each_machine_else(planned: Path) -> None:
+    text = "resources: {gpu: L4}\n"
+    assert types(plan_of(planned, text), "place") == ["us-east-1a"]
+    assert types(plan_of(planned, text, "--all-places"), "place") == ["us-east-1a", "us-east-1b"]
+    assert types(plan_of(planned, text, "--all-places", "--limit", "1"), "place") == ["us-east-1a"]
+
+
+def test_every_offer_is_accounted_for(planned: Path) -> None:
+    found = plan_of(planned, "resources: {gpu: [L4, H100]}\nlimits: {duration: 2h}\n" + WORK)
+    assert found["considered"] == 5
+    assert found["kept"] == 2
+    assert found["rejected"] == [
+        {"reason": "purchase", "count": 1, "field": "resources.spot"},
+        {"reason": "duration", "count": 2, "field": "limits.duration"},
+    ]
+
+
+def test_the_table_says_what_it_rests_on_and_why_others_do_not_fit(planned: Path) -> None:
+    result = run(planned, "resources: {gpu: L4, spot: auto}\ncheckpoint: {path: c, every: 10m}\n" + WORK)
+    assert result.exit_code == 0
+    assert "by expected total" in result.stdout
+    assert "[1] preempted about every 5h00m (assumed)" in result.stdout
+    assert "3 offers that fit; list prices of 2026-01-01; `remuda run` can use none" in result.stdout
+    assert "2 of 5 offers do not fit" in result.stdout
+    assert "accept H100:1 of 80 GiB in resources.gpu" in result.stdout
+
+
+def test_spot_is_dearer_than_its_price_by_the_expected_loss(planned: Path) -> None:
+    text = "resources: {gpu: L4, spot: only}\ncheckpoint: {path: c, every: 10m}\n" + WORK
+    placements = plan_of(planned, text)["placements"]
+    assert isinstance(placements, list)
+    (spot,) = placements
+    assert spot["wall_time_s"] == pytest.approx(36000 + 120 + spot["spot_loss_s"])
+    assert spot["cost_micros"] == pytest.approx(spot["wall_time_s"] / 3600 * 200_000, abs=1)
+
+
+def test_no_offer_says_what_would_have_to_change(planned: Path) -> None:
+    result = run(planned, "resources: {gpu: H100, max_price: 2}\n")
+    assert result.exit_code == 1
+    assert (
+        "No offer: the cheapest H100:1 is $3.00/h, your limit is $2.00/h; raise resources.max_price to $3.00."
+        in result.stderr
+    )
+    assert plan_of(planned, "resources: {gpu: H100, max_price: 2}\n")["placements"] == []
+
+
+def test_data_that_leaves_is_priced_where_its_size_is_given(planned: Path) -> None:
+    found = plan_of(planned, "resources: {gpu: L4}\n" + WORK, "--output-size", "1000MB")
+    assert types(found, "egress_micros") == [94_372]  # 1000 MiB are 1.048576 GB
+    assert run(planned, "", "--output-size", "much").exit_code == 2
+
+
+def test_a_wrong_file_is_refused_with_its_line(planned: Path) -> None:
+    result = run(planned, "resorces: {gpu: L4}\n")
+    assert result.exit_code == 2
+    assert "task.yaml:3" in result.stderr
+    assert "resources" in result.stderr
+
+
+def test_here_leaves_the_catalog_out(planned: Path) -> None:
+    result = run(planned, "", "--here")
+    assert result.exit_code == 1
+    assert "configure a provider" in result.stderr
+
+
+def test_this_machine_is_offered_where_it_is_on(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (planned / "settings.toml").write_text("[providers.local]\nprice_usd_hr = 3.60\n")
+    found = plan_of(planned, "", "--here")
+    assert types(found, "provider") == ["local"]
+    assert types(found, "rate_micros_per_hour") == [3_600_000]
+
+
+def test_what_a_provider_refuses_is_counted_with_its_reason(planned: Path) -> None:
+    (planned / "settings.toml").write_text("[providers.local]\nenabled = true\n")
+    found = plan_of(planned, "resources: {disk: {size: 1GB, type: gp3}}\n", "--here")
+    assert found["placements"] == []
+    assert isinstance(found["rejected"], list)
+    (rejected,) = found["rejected"]
+    assert rejected["field"] == "resources.disk.type"
+    assert rejected["reason"].startswith("local cannot: ")
+
+
+def test_settings_that_are_wrong_are_said(planned: Path) -> None:
+    (planned / "settings.toml").write_text("[providers.lokal]\n")
+    result = run(planned, "")
+    assert result.exit_code == 2
+    assert "Did you mean 'local'?" in result.stderr
