@@ -161,7 +161,9 @@ def test_what_a_provider_refuses_is_counted_with_its_reason(planned: Path) -> No
     assert isinstance(found["rejected"], list)
     (rejected,) = found["rejected"]
     assert rejected["field"] == "resources.disk.type"
-    assert rejected["reason"].startswith("local cannot: ")
+    assert rejected["reason"].startswith("local: ")
+    assert str(found["message"]).startswith("No offer: those that fit are refused by local: ")
+    assert str(found["message"]).endswith("; change resources.disk.type.")
 
 
 def test_settings_that_are_wrong_are_said(planned: Path) -> None:

@@ -93,6 +93,14 @@ def test_where_no_single_change_helps_the_first_one_is_named() -> None:
     )
 
 
+def test_what_a_provider_refuses_is_nearer_than_a_constraint() -> None:
+    near = make_matches(NearMiss(offer=make_offer(), constraint=Constraint.PRICE, text="costs"))
+    refused = Rejection(reason="local: it has no choice of disks", count=1, field="resources.disk.type")
+    assert say_no_offer(make_task(), explain([near], EMPTY, refused=[refused])) == (
+        "No offer: those that fit are refused by local: it has no choice of disks; change resources.disk.type."
+    )
+
+
 def test_where_all_fail_at_one_thing_it_is_named() -> None:
     found = explain([make_matches(rejected={Constraint.INSTANCE: 7})], EMPTY)
     assert (

@@ -99,14 +99,14 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
     spare = matches.matched - len(wanted)
     live.matches.append(replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare))
     if reasons := _refusals(provider, task):
-        field_name = reasons[0].partition(":")[0]
-        why = [Rejection(reason=f"{name} cannot: {reasons[0]}", count=len(wanted), field=field_name)]
+        at, _, reason = reasons[0].partition(": ")
+        why = [Rejection(reason=f"{name}: {reason}", count=len(wanted), field=at)]
         live.refused += why if wanted else []
         return
     fitting = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
     live.fitting += fitting
     if small := len(wanted) - len(fitting):
-        reason = f"{name} has no room for {task.nodes} such nodes at once"
+        reason = f"{name}: no room for {task.nodes} such nodes at once"
         live.refused.append(Rejection(reason=reason, count=small, field="nodes"))
 
 

@@ -27,6 +27,7 @@ FIELDS: dict[Constraint, str] = {
     Constraint.REGION: "resources.regions",
     Constraint.PRICE: "resources.max_price",
 }
+_TRIED = frozenset({*FIELDS, *Limit})  # any other reason is a provider's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,11 @@ def say_no_offer(task: Task, found: Explanation) -> str:
         return "No offer: there is nothing to choose from; configure a provider, or run `remuda catalog refresh`."
     limits = [miss for miss in found.misses if miss.reason in set(Limit)]
     prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
+    refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]
+    if refused and not limits:
+        whom = " and ".join(rejection.reason for rejection in refused)
+        fields = ", ".join(dict.fromkeys(rejection.field for rejection in refused))
+        return f"No offer: those that fit are refused by {whom}; change {fields}."
     if prices and not limits and task.resources.max_rate is not None:
         nearest = min(prices, key=lambda miss: (miss.offer.rate, miss.offer.key))
         rates = f"{format_rate(nearest.offer.rate)}, your limit is {format_rate(task.resources.max_rate)}"
