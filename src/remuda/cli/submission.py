@@ -62,5 +62,40 @@ def submit(
 
 
 def upload_folder(client: "Client", project: str, folder: Path) -> str:
-    """Freeze a folder by content and send what the server lacks; return the snapshot's hash."""
-    raise NotImplementedError
+    """Freeze a folder by content and send what the server lacks; return the snapshot's hash. Raises Failure."""
+    from remuda.client.state import default_home
+    from remuda.spec.workdir import FreezeError, freeze
+
+    try:
+        snapshot = freeze(folder, cache=Path(default_home()) / "cache" / "frozen")
+    except FreezeError as error:
+        raise Failure(str(error), exit_code=2) from error
+    for note in snapshot.notes:
+        click.echo(f"note: {note}", err=True)
+    sent = _upload(client, project, snapshot.blobs())
+    files = sum(entry.link is None for entry in snapshot.entries)
+    click.echo(
+        f"working folder {snapshot.hash[:12]}: {_size(snapshot.size)} in {files} files, {_size(sent)} sent", err=True
+    )
+    return snapshot.hash
+
+
+def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:
+    """Send blobs, with a bar on a terminal where there is much to send."""
+    if not sys.stderr.isatty():
+        return client.upload(project, blobs)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("uploading", total=None)
+        return client.upload(project, blobs, progress=lambda done, of: bar.update(task, completed=done, total=of))
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -64,20 +64,21 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
 
 
 def price_elsewhere(job: "JobDetail", cost: "CostView") -> "list[Elsewhere]":
-    """The three cheapest real offers that this job fits, for the time that it ran here."""
+    """The three cheapest real offers that this job fits, had it run there."""
     from msgspec.json import decode
 
-    from remuda.costs import bill
+    from remuda.domain.offers import Offer
     from remuda.domain.tasks import Task
+    from remuda.planner.elsewhere import compare_elsewhere
     from remuda.store.snapshot import Snapshot
 
-    task = decode(job.task, type=Task)
-    ran = timedelta(seconds=cost.running_s + cost.lost_s)
-    if not ran:
+    ran = timedelta(seconds=cost.running_s)
+    if not ran or not job.attempts:
         return []
+    task, here = decode(job.task, type=Task), decode(job.attempts[-1].offer, type=Offer)
     with Snapshot.open() as snapshot:
-        offers = snapshot.match(task.resources, limit=50, misses=0).offers
-    return bill.price_elsewhere(offers, nodes=task.nodes, ran=ran)
+        offers = snapshot.match(task.resources, limit=200, misses=0).offers
+    return compare_elsewhere(task, ran, here, offers)
 
 
 def elsewhere_out(elsewhere: "list[Elsewhere]", file_is_error: bool = False) -> None:
