@@ -104,14 +104,15 @@ class Home:
     def socket_path(self) -> str:
         """In the folder itself, or where that cannot hold a socket, in a folder of this user's on local disk."""
         path = self.file("server.sock")
-        if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES and not self.shared:
+        if _fits(path) and not self.shared:
             return path
         kept = self._kept_path()
         if kept is not None and os.path.isdir(os.path.dirname(kept)):
             return kept  # agents that run still look for it there, whatever this session's environment says
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-        base = os.path.join(runtime, "remuda") if runtime and os.path.isdir(runtime) else f"/tmp/remuda-{os.getuid()}"
-        return os.path.join(base, f"{_digest(self.path)}.sock")
+        name = f"{_digest(self.path)}.sock"
+        path = os.path.join(runtime, "remuda", name)
+        return path if os.path.isdir(runtime) and _fits(path) else f"/tmp/remuda-{os.getuid()}/{name}"
 
     def _kept_path(self) -> str | None:
         try:
@@ -207,6 +208,10 @@ def _try_lock(lock: int) -> bool:
             "set REMUDA_HOME to a folder on a local disk",
         ) from error
     return True
+
+
+def _fits(path: str) -> bool:
+    return len(os.fsencode(path)) <= _SOCKET_PATH_BYTES
 
 
 def _connects(address: str) -> bool:

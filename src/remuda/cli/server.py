@@ -18,7 +18,7 @@ def command() -> None:
 def start() -> None:
     """Start the server in the background, unless it runs."""
     from remuda.client import ApiError
-    from remuda.client.connect import ensure_server
+    from remuda.client.embedded import ensure_server
 
     try:
         server = ensure_server()
@@ -31,7 +31,7 @@ def start() -> None:
 def stop() -> None:
     """Stop the server and wait for its end; jobs run on."""
     from remuda.client import ApiError
-    from remuda.client.connect import stop_server
+    from remuda.client.embedded import stop_server
 
     try:
         stopped = stop_server()

@@ -1,7 +1,7 @@
 """The Python client: `connect()` finds or starts the server and returns a `Client`."""
 
 from remuda.client.client import API, REVISION, Client, ExecChunk, LogChunk
-from remuda.client.connect import connect
+from remuda.client.embedded import connect
 from remuda.client.errors import ApiError, Incompatible, Lost, StartFailed, Unreachable
 
 __all__ = [

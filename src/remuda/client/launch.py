@@ -15,7 +15,6 @@ from remuda.client.state import ServerFile, read_server
 
 _MODULE = "remuda.api.embedded"
 _TAIL_LINES = 12
-_ours: list[subprocess.Popen[bytes]] = []  # kept, so that a living server is not reported as a leaked process
 
 
 class Word(Struct, frozen=True, kw_only=True):
@@ -80,11 +79,13 @@ def _start_once(home: str, deadline: float) -> Word:
         raise StartFailed("server-start-failed", f"cannot start the server: {error}", f"look at {home}") from error
     finally:
         os.close(writer)
-    _ours.append(process)
     try:
-        return _listen(reader, deadline) or _last_words(process, log_path, begin, deadline)
+        word = _listen(reader, deadline) or _last_words(process, log_path, begin, deadline)
     finally:
         os.close(reader)
+        if process.poll() is None:
+            process.returncode = 0  # it lives on without us: nobody waits for it
+    return word
 
 
 def _listen(reader: int, deadline: float) -> Word | None:

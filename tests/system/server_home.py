@@ -1,0 +1,61 @@
+"""A state folder of a test's own, whose servers are gone when the test is over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from remuda.client.state import process_mark, read_server, server_holds_lock
+
+PYTHON = sys.executable
+
+
+@contextmanager
+def home_at(folder: Path, **variables: str) -> Iterator[Path]:
+    """Make `folder` the state folder of this process and its children; end its server afterwards."""
+    wanted = {
+        "REMUDA_HOME": str(folder),
+        "REMUDA_CONFIG": str(folder.parent / "settings.toml"),
+        "XDG_RUNTIME_DIR": str(folder.parent / "run"),
+        **variables,
+    }
+    (folder.parent / "settings.toml").touch()
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield folder
+    finally:
+        kill_server(folder)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def kill_server(folder: Path, number: int = signal.SIGKILL) -> int | None:
+    """Send the server of this folder a signal and wait for its end; its process id."""
+    server = read_server(str(folder))
+    if server is None or process_mark(server.pid) != server.process:
+        return None
+    os.kill(server.pid, number)
+    wait_until(lambda: not server_holds_lock(str(folder)))
+    return server.pid
+
+
+def wait_until(true: "object", seconds: float = 30.0) -> None:
+    """Wait until a function returns something true."""
+    assert callable(true)
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def run_python(code: str) -> "subprocess.Popen[str]":
+    """A process of its own, as a command is."""
+    return subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

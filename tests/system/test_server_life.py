@@ -1,0 +1,261 @@
+"""The embedded server's life: started by whoever needs it, one per home, gone when idle, back after kill -9."""
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from remuda.client import ApiError, Client, Incompatible, StartFailed, Unreachable, connect
+from remuda.client.embedded import ensure_server, stop_server
+from remuda.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
+from tests.system.server_home import home_at, kill_server, run_python, wait_until
+
+pytestmark = pytest.mark.system
+ASK_PID = "from remuda.client import connect; print(connect().server().pid)"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    with home_at(tmp_path / "home") as folder:
+        yield folder
+
+
+def change(home: Path, **facts: object) -> None:
+    """Make server.json say something else."""
+    server = read_server(str(home))
+    assert server is not None
+    write_server(str(home), msgspec.structs.replace(server, **facts))
+
+
+def pid_of(home: Path) -> int:
+    with connect() as client:
+        return client.server().pid
+
+
+def test_many_commands_at_once_start_one_server(home: Path) -> None:
+    commands = [run_python(ASK_PID) for _ in range(6)]
+    told = [(*command.communicate(timeout=60), command.returncode) for command in commands]
+    assert [(err, code) for _, err, code in told] == [("", 0)] * 6
+    assert len({out for out, _, _ in told}) == 1
+
+
+def test_the_server_outlives_the_command_and_its_session(home: Path) -> None:
+    out, _ = run_python(ASK_PID).communicate(timeout=60)
+    server = int(out)
+    assert os.getsid(server) == server
+    assert pid_of(home) == server
+
+
+def test_only_its_user_can_reach_it(home: Path) -> None:
+    server = ensure_server()
+    path = server.address.removeprefix("unix:")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(home).st_mode) == 0o700
+    for name in ("token", "server.json", "server.log", "server.lock", "remuda.db"):
+        assert stat.S_IMODE(os.stat(home / name).st_mode) == 0o600, name
+    with Client(server.address, "wrong") as client, pytest.raises(ApiError) as caught:
+        client.server()
+    assert (caught.value.status, caught.value.code) == (401, "unauthorised")
+
+
+def test_kill_9_leaves_nothing_in_the_way(home: Path) -> None:
+    first = pid_of(home)
+    assert kill_server(home) == first
+    assert (home / "server.json").exists()
+    assert (home / "server.sock").exists()
+    assert pid_of(home) != first
+
+
+def test_a_client_survives_the_end_of_its_server(home: Path) -> None:
+    with connect() as client:
+        first = client.server().pid
+        kill_server(home)
+        assert client.server().pid != first
+
+
+def test_nothing_is_started_where_that_is_not_wanted(home: Path) -> None:
+    with pytest.raises(Unreachable) as caught:
+        connect(start=False)
+    assert caught.value.code == "server-not-running"
+    pid_of(home)
+    kill_server(home)
+    with pytest.raises(Unreachable), connect(start=False) as client:
+        client.server()
+    assert not server_holds_lock(str(home))
+
+
+def test_it_stops_by_itself_when_idle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "1")
+    pid_of(home)
+    wait_until(lambda: not server_holds_lock(str(home)))
+    assert not (home / "server.json").exists()
+    assert "nothing to do" in (home / "server.log").read_text()
+
+
+def test_sigterm_ends_it_cleanly_even_while_somebody_waits(home: Path) -> None:
+    pid_of(home)
+    assert kill_server(home, signal.SIGTERM) is not None
+    assert not (home / "server.json").exists()
+    assert not (home / "server.sock").exists()
+    assert '"stopped"' in (home / "server.log").read_text()
+
+
+def test_stop_waits_for_the_end(home: Path) -> None:
+    assert stop_server() is False
+    ensure_server()
+    assert stop_server() is True
+    assert not server_holds_lock(str(home))
+
+
+def test_a_newer_command_replaces_an_older_server(home: Path) -> None:
+    first = pid_of(home)
+    change(home, version="0.0.1")
+    second = pid_of(home)
+    assert second != first
+    change(home, api=0)
+    assert pid_of(home) not in (first, second)
+
+
+def test_an_older_command_works_with_a_newer_server_of_the_same_language(home: Path) -> None:
+    first = pid_of(home)
+    change(home, version="99.0.0", revision=99)
+    assert pid_of(home) == first
+    change(home, api=2, version="99.0.0")
+    with pytest.raises(Incompatible) as caught:
+        connect()
+    assert caught.value.code == "client-too-old"
+    assert "pip install --upgrade" in caught.value.hint
+
+
+def test_a_later_process_with_the_same_id_is_never_signalled(home: Path) -> None:
+    """server.json names this very process, whose mark is another: asking it to stop must not end it."""
+    ensure_server()
+    change(home, pid=os.getpid(), process="1@boot", address=f"unix:{home}/nobody.sock", version="0.0.1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remuda.client.embedded._STOP_WAIT_S", 0.2)
+        with pytest.raises(StartFailed) as caught:
+            stop_server()
+    assert caught.value.code == "server-does-not-stop"
+    change(home, **_real(home))
+
+
+def _real(home: Path) -> dict[str, object]:
+    """What the lock's holder is, for the test's own cleaning up."""
+    inode = os.stat(home / "server.lock").st_ino
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()
+        if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
+            from remuda.client.state import process_mark
+
+            return {"pid": int(fields[4]), "process": process_mark(int(fields[4]))}
+    raise AssertionError("nobody holds the lock")
+
+
+def test_wrong_settings_reach_who_started_it(home: Path) -> None:
+    (home.parent / "settings.toml").write_text("[server]\nidle = 3\n")
+    with pytest.raises(StartFailed) as caught:
+        connect()
+    assert caught.value.code == "settings-invalid"
+    assert "server.idle" in caught.value.message
+
+
+def test_a_provider_that_does_not_exist_reaches_who_started_it(home: Path) -> None:
+    (home.parent / "settings.toml").write_text("[providers.nonesuch]\nx = 3\n")
+    with pytest.raises(StartFailed) as caught:
+        connect()
+    assert caught.value.code == "settings-invalid"
+    assert "nonesuch" in caught.value.message
+
+
+def test_a_database_from_the_future_is_refused_with_what_to_do(home: Path) -> None:
+    ensure_server()
+    stop_server()
+    with sqlite3.connect(home / "remuda.db") as database:
+        database.execute("UPDATE remuda_revision SET version_num = '9999'")
+    database.close()
+    with pytest.raises(StartFailed) as caught:
+        connect()
+    assert caught.value.code == "database-unusable"
+    assert "9999" in caught.value.message
+
+
+def test_a_damaged_database_is_refused(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    (home / "remuda.db").write_bytes(b"this is no database, and long enough to be read as one" * 100)
+    with pytest.raises(StartFailed) as caught:
+        connect()
+    assert caught.value.code == "database-unusable"
+
+
+def test_a_crash_while_starting_shows_the_end_of_the_log(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remuda.client.launch._MODULE", "remuda.no_such_module")
+    with pytest.raises(StartFailed) as caught:
+        connect()
+    assert caught.value.code == "server-start-failed"
+    assert "No module named remuda.no_such_module" in caught.value.message
+
+
+def test_a_long_home_puts_the_socket_elsewhere(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60) / "home"
+    deep.parent.mkdir(parents=True)
+    (deep.parent / "run").mkdir()
+    with home_at(deep):
+        server = ensure_server()
+        assert server.address.startswith(f"unix:/tmp/remuda-{os.getuid()}/")
+        assert pid_of(deep) == server.pid
+
+
+def test_a_home_on_nfs_has_its_socket_on_this_host(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    (tmp_path / "run").mkdir(mode=0o700)
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nfiler:/x {tmp_path} nfs4 rw 0 0\n")
+    with home_at(folder, REMUDA_MOUNTS_FILE=str(mounts)):
+        server = ensure_server()
+        assert server.address.startswith(f"unix:{tmp_path}/run/remuda/")
+        assert sqlite3.connect(folder / "remuda.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        kill_server(folder)
+        write_server(str(folder), msgspec.structs.replace(server, host="other-host"))
+        with connect() as client, pytest.raises(StartFailed) as caught:
+            client.server()
+        assert caught.value.code == "server-elsewhere"
+        assert "other-host" in caught.value.message
+        os.utime(folder / "server.beat", (1, 1))  # silent for long: that server or its host is gone
+        with connect() as client:
+            assert client.server().host == socket.gethostname()
+
+
+def test_another_home_may_not_be_opened_to_others(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    ensure_server()
+    assert stat.S_IMODE(os.stat(home).st_mode) == 0o700
+
+
+def test_loopback_tcp_takes_the_token_too(home: Path) -> None:
+    (home.parent / "settings.toml").write_text("[server]\nlisten = '127.0.0.1:0'\n")
+    server = ensure_server()
+    assert server.listen is not None
+    with Client(server.listen, read_token(str(home))) as client:
+        assert client.server().pid == server.pid
+    with Client(server.listen, "") as client, pytest.raises(ApiError, match="not this server's"):
+        client.server()
+
+
+def test_other_machines_are_never_served(home: Path) -> None:
+    (home.parent / "settings.toml").write_text("[server]\nlisten = '0.0.0.0:0'\n")
+    with pytest.raises(StartFailed, match="other machines can reach"):
+        connect()
+
+
+def test_server_json_is_readable_by_older_and_newer_programs(home: Path) -> None:
+    ensure_server()
+    facts = json.loads((home / "server.json").read_text())
+    (home / "server.json").write_text(json.dumps({**facts, "from_the_future": 1}))
+    assert isinstance(read_server(str(home)), ServerFile)
