@@ -116,6 +116,13 @@ def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
     assert made.misses[1].text == "would cost $2.55, your budget leaves $1.00"
 
 
+def test_a_miss_by_less_than_a_cent_is_shown_in_full() -> None:
+    limits = Limits(budget=Money(283_330))
+    made = plan(make_task(SLOW_DEAR, limits), [make_offer("a", 1, 8)], now=NOW)
+    assert made.misses[0].text == "would cost $0.283333, your budget leaves $0.283330"
+    assert made.misses[0].change == "raise limits.budget by $0.01"
+
+
 def test_what_was_spent_and_run_counts_against_the_limits() -> None:
     limits = Limits(duration=2 * HOUR, budget=Money(2_000_000))
     offer = make_offer("a", 1)

@@ -73,7 +73,7 @@ def command(
         case "csv":
             rows_out(_COLUMNS, [_row(rank, each, ()) for rank, each in enumerate(made.placements, 1)], "csv")
         case _:
-            _tables_out(task, by, made, found, offered.live)
+            _tables_out(task, by, made, found, "" if all_places else " (the best of each machine)", offered.live)
     for problem in offered.problems:
         click.echo(f"note: {problem}", err=True)
     if message:
@@ -149,7 +149,7 @@ def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[objec
     return (
         rank,
         offer.provider,
-        offer.zone or offer.region,
+        place_text(offer),
         offer.instance_type,
         accelerators_text(offer),
         offer.vcpus or None,
@@ -168,11 +168,18 @@ def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[objec
     )
 
 
+def place_text(offer: "Offer") -> str:
+    """The zone where it tells the region as well, else both."""
+    if offer.zone and not offer.zone.startswith(offer.region):
+        return f"{offer.region}/{offer.zone}"
+    return offer.zone or offer.region
+
+
 def accelerators_text(offer: "Offer") -> str | None:
     return f"{offer.accelerator_count} x {offer.accelerator}" if offer.accelerator else None
 
 
-def _tables_out(task: "Task", by: str, made: "Plan", found: "Explanation", live: Sequence[str]) -> None:
+def _tables_out(task: "Task", by: str, made: "Plan", found: "Explanation", which: str, live: Sequence[str]) -> None:
     from remuda.planner.explain import wish
 
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
@@ -183,7 +190,7 @@ def _tables_out(task: "Task", by: str, made: "Plan", found: "Explanation", live:
         rows_out(_COLUMNS, rows, title=title)
         for number, note in enumerate(notes, 1):
             click.echo(f"[{number}] {note}")
-        click.echo(_sources_text(made, live))
+        click.echo(_sources_text(made, which, live))
     if found.rejections:
         _rejections_out(found)
 
@@ -194,13 +201,13 @@ def _order_text(task: "Task", by: str) -> str:
     return "by expected total" if by == "cost" else "by expected finish"
 
 
-def _sources_text(made: "Plan", live: Sequence[str]) -> str:
+def _sources_text(made: "Plan", which: str, live: Sequence[str]) -> str:
     dates = [placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None]
-    text = f"{len(made.placements)} shown of {made.kept:,} offers that fit"
+    text = f"{len(made.placements)} shown{which} of {made.kept:,} offers that fit"
     if dates:
         span = f"{min(dates)}" if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
         text += f"; list prices of {span}"
-    return f"{text}; `remuda run` can use {', '.join(live) or 'none: no provider is configured'}"
+    return f"{text}; `remuda run` can use {', '.join(live) or 'none of them: no provider is configured'}"
 
 
 def _rejections_out(found: "Explanation") -> None:
@@ -229,8 +236,7 @@ def _rejections_out(found: "Explanation") -> None:
 
 def _miss_row(miss: "Miss") -> tuple[object, ...]:
     offer = miss.offer
-    place = offer.zone or offer.region
-    return offer.provider, place, offer.instance_type, offer.rate.micros_per_hour, miss.text, miss.change
+    return offer.provider, place_text(offer), offer.instance_type, offer.rate.micros_per_hour, miss.text, miss.change
 
 
 def _json_out(task: "Task", by: str, made: "Plan", found: "Explanation", message: str) -> None:

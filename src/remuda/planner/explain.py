@@ -174,7 +174,7 @@ def _change(miss: NearMiss) -> str:
         case Constraint.INSTANCE:
             return f"accept {offer.instance_type} in {field}"
         case Constraint.CPUS:
-            return f"accept {offer.vcpus:g} CPUs in {field}"
+            return f"accept {offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} in {field}"
         case Constraint.MEMORY:
             return f"accept {format_memory(offer.memory_mib)} in {field}"
         case Constraint.DISK | Constraint.NETWORK:

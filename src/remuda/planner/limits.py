@@ -64,7 +64,9 @@ class Limiter:
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)
-        text = f"would cost {format_usd(cost)}, your budget leaves {format_usd(left)}"
+        # A miss by less than a cent is shown in full: "costs $1.00, your budget leaves $1.00" explains nothing.
+        places = 2 if format_usd(cost) != format_usd(left) else 6
+        text = f"would cost {format_usd(cost, places)}, your budget leaves {format_usd(left, places)}"
         return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"
 
     def _slow(self, verb: str, length: timedelta | None, limit: Limit) -> tuple[str, str]:
