@@ -130,6 +130,8 @@ class ProviderContract:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("found")
             await stage.ours.launch(gang)
+            if stage.ours.manifest.settle == timedelta(0):
+                assert (await stage.one(gang.name)).state in (GangState.QUEUED, GangState.STARTING, GangState.RUNNING)
             await stage.place.settle()
             seen = await stage.one(gang.name)
             assert seen.state is GangState.RUNNING

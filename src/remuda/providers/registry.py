@@ -83,22 +83,33 @@ def load(
 
     Raises BadSettings, and Refused where a provider cannot be made as it is configured.
     """
-    providers = {}
-    for known in enabled(tables):
-        folder = home / known.name
+    maker = Maker(installation=installation, home=home, agent_command=agent_command, now=now)
+    return {known.name: maker.make(known, tables.get(known.name, {})) for known in enabled(tables)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Makes providers for one installation, each with a folder of its own under `home`."""
+
+    installation: str
+    home: Path
+    agent_command: Sequence[str] = ()
+    now: Callable[[], datetime] = wall_clock
+
+    def make(self, known: Known, table: Mapping[str, Scalar]) -> Provider:
+        """Make one with its settings table. Raises BadSettings and what the provider raises."""
+        settings = check_settings(manifest_of(known), table)
+        folder = self.home / known.name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        settings = check_settings(manifest_of(known), tables.get(known.name, {}))
         context = ProviderContext(
-            installation=installation, home=folder, settings=settings, agent_command=tuple(agent_command), now=now
+            installation=self.installation,
+            home=folder,
+            settings=settings,
+            agent_command=tuple(self.agent_command),
+            now=self.now,
         )
-        providers[known.name] = make(known, context)
-    return providers
-
-
-def make(known: Known, context: ProviderContext) -> Provider:
-    """Make one provider."""
-    provider: Provider = _module(known).make(context)
-    return provider
+        provider: Provider = _module(known).make(context)
+        return provider
 
 
 def manifest_of(known: Known) -> Manifest:

@@ -1,6 +1,7 @@
 """What this provider says about itself; imports nothing that reads the machine."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 from remuda.providers.base import Feature, Manifest, Setting, SettingKind
 
@@ -19,6 +20,7 @@ MANIFEST = Manifest(
     title="this machine",
     docs="docs/guides/this-machine.md",
     lacks=LACKS,
+    settle=timedelta(0),
     settings=(
         Setting(
             name="price_usd_hr",

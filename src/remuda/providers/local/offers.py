@@ -50,6 +50,7 @@ def make_host(machine: Machine) -> Host:
         cpus=machine.cpus,
         memory_mib=machine.memory_mib,
         devices=tuple(device.id for device in machine.devices),
+        kinds=tuple(_instance_type(model_of(device)) for device in machine.devices),
     )
 
 
@@ -57,7 +58,7 @@ def _offer(machine: Machine, model: Model | None, count: int, price: HourlyRate)
     return Offer(
         provider=PROVIDER,
         region=machine.hostname,
-        instance_type=f"{model.name}-{model.memory_mib // 1024}GB" if model else "cpu",
+        instance_type=_instance_type(model),
         accelerator=model.name if model else None,
         accelerator_count=count,
         accelerator_memory_mib=model.memory_mib if model else 0,
@@ -68,3 +69,8 @@ def _offer(machine: Machine, model: Model | None, count: int, price: HourlyRate)
         shared=True,
         source="this machine",
     )
+
+
+def _instance_type(model: Model | None) -> str:
+    """Tells the models of one machine apart: "H100-80GB", or "cpu" where no accelerator is held."""
+    return f"{model.name}-{model.memory_mib // 1024}GB" if model else "cpu"

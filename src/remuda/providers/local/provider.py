@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -103,7 +104,7 @@ class LocalProvider:
             models[model_of(device).name] = models.get(model_of(device).name, 0) + 1
         return [
             ("host", machine.hostname),
-            ("user", self._sources.environ.get("USER") or str(os.getuid())),
+            ("user", _user()),
             ("CPUs", f"{machine.cpus:g}"),
             ("memory", format_memory(machine.memory_mib)),
             ("free disk", f"{machine.disk_gib} GiB"),
@@ -145,6 +146,13 @@ class LocalProvider:
                 self._watch.announce(gang.intent.name, _KILLED_SOON_S)
             elif rank.process is not None and rank.dead_at is None:
                 self._watch.add(gang.intent.name, rank.process)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run as a number without a name
+        return str(os.getuid())
 
 
 def limited(machine: Machine, settings: Mapping[str, str | int | float | bool]) -> Machine:

@@ -1,0 +1,113 @@
+"""Providers are found without being named, and their settings are checked."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remuda.providers import registry
+from remuda.providers.base import Manifest, Setting, SettingKind
+from remuda.providers.registry import BadSettings, check_settings, enabled, list_known, load, manifests
+
+MANIFEST = Manifest(
+    name="meadow",
+    title="a meadow",
+    docs="docs/meadow.md",
+    settings=(
+        Setting(name="acres", kind=SettingKind.NUMBER, unit="acres", default=2, minimum=0, consequence="size"),
+        Setting(name="fence", kind=SettingKind.FLAG, consequence="keeps horses in"),
+        Setting(name="gates", kind=SettingKind.INTEGER, consequence="ways out"),
+        Setting(name="owner", kind=SettingKind.TEXT, consequence="whose it is"),
+    ),
+)
+THIRD_PARTY = """
+from remuda.providers.base import Manifest
+MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org")
+def make(context):
+    return (MANIFEST.name, context.installation, context.home, dict(context.settings))
+"""
+
+
+@pytest.fixture
+def prairie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed distribution that has a provider."""
+    (tmp_path / "prairie_provider.py").write_text(THIRD_PARTY)
+    info = tmp_path / "prairie-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prairie\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[remuda.providers]\nprairie = prairie_provider\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("prairie_provider", None)
+
+
+def test_local_is_on_by_default_and_only_enabled_ones_are_imported(prairie: None) -> None:
+    assert [known.name for known in enabled({})] == ["local"]
+    assert [known.name for known in enabled({"prairie": {}})] == ["local", "prairie"]
+    assert [known.name for known in enabled({"local": {"enabled": False}, "prairie": {}})] == ["prairie"]
+    assert "prairie_provider" not in sys.modules
+    assert not list_known()["prairie"].by_default
+
+
+def test_what_is_loaded_gets_its_folder_and_settings(prairie: None, tmp_path: Path) -> None:
+    made = load({"prairie": {"enabled": True}}, installation="i", home=tmp_path / "providers")
+    assert made["prairie"] == ("prairie", "i", tmp_path / "providers" / "prairie", {"enabled": True})
+    assert made["local"].manifest.name == "local"
+    assert (tmp_path / "providers" / "local").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_table_that_names_no_provider_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(BadSettings, match=r"\[providers.locl\]: no such provider. Did you mean 'local'\?"):
+        enabled({"locl": {}})
+
+
+def test_a_module_that_is_no_provider_is_an_error(tmp_path: Path, prairie: None) -> None:
+    (tmp_path / "prairie_provider.py").write_text("MANIFEST = 1\n")
+    with pytest.raises(BadSettings, match="expected MANIFEST"):
+        load({"prairie": {}}, installation="i", home=tmp_path)
+    (tmp_path / "prairie_provider.py").write_text("import no_such_sdk\n")
+    sys.modules.pop("prairie_provider", None)
+    with pytest.raises(BadSettings, match="cannot be imported: No module named 'no_such_sdk'"):
+        load({"prairie": {}}, installation="i", home=tmp_path)
+
+
+def test_settings_get_their_defaults() -> None:
+    assert check_settings(MANIFEST, {"gates": 3}) == {"enabled": True, "acres": 2, "gates": 3}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"acers": 1}, r"\[providers.meadow\] acers: no such setting. Did you mean 'acres'\?"),
+        ({"zzz": 1}, "Known: acres, enabled, fence, gates, owner"),
+        ({"acres": "two"}, r"acres: expected number \(acres\), not 'two'"),
+        ({"acres": True}, "expected number"),
+        ({"acres": -1}, "at least 0"),
+        ({"fence": 1}, "expected true or false"),
+        ({"gates": 1.5}, "expected integer"),
+        ({"owner": 5}, "expected text"),
+        ({"enabled": "no"}, "expected true or false"),
+    ],
+)
+def test_wrong_settings_say_what_fits(table: dict[str, str | int | float | bool], message: str) -> None:
+    with pytest.raises(BadSettings, match=message):
+        check_settings(MANIFEST, table)
+
+
+def test_every_own_provider_says_who_it_is() -> None:
+    found = {manifest.name: manifest for manifest in manifests()}
+    assert "local" in found
+    for manifest in found.values():
+        assert manifest.title
+        assert manifest.docs.startswith("http") or (Path(__file__).parents[2] / manifest.docs).exists(), manifest.docs
+
+
+def test_the_reference_page_is_fresh_and_complete() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "providers.md"
+    assert page.read_text() == registry.settings_page(), (
+        "run `python -m remuda.providers.registry > docs/reference/providers.md`"
+    )
+    for manifest in manifests():
+        for setting in manifest.settings:
+            assert f"| `{setting.name}` |" in page.read_text()
