@@ -133,6 +133,20 @@ def test_what_was_spent_and_run_counts_against_the_limits() -> None:
     assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=spent).rejected == {Limit.BUDGET: 1}
 
 
+def test_an_interrupted_job_with_checkpoints_has_only_the_rest_to_do() -> None:
+    """What it ran counts against the limit and is done: the estimate of the whole must not rule out its end."""
+    whole = make_task(SLOW_DEAR, Limits(duration=HOUR + timedelta(minutes=5)))
+    situation = Situation(ran=timedelta(minutes=45))
+    resumes = replace(whole, checkpoint=Checkpoint(path="c"))
+    (placement,) = rank(resumes, [make_offer("a", 1)], now=NOW, situation=situation)
+    assert placement.run_time == timedelta(minutes=15)
+    assert plan(whole, [make_offer("a", 1)], now=NOW, situation=situation).rejected == {Limit.DURATION: 1}
+    (placement,) = rank(resumes, [make_offer("a", 1)], now=NOW, situation=replace(situation, kept=HOUR * 2 / 3))
+    assert placement.run_time == timedelta(minutes=20)
+    (placement,) = rank(resumes, [make_offer("a", 1)], now=NOW, situation=Situation(ran=HOUR + timedelta(minutes=1)))
+    assert placement.run_time == timedelta(0)
+
+
 def test_a_deadline_counts_from_the_submission() -> None:
     task = make_task(SLOW_DEAR, Limits(deadline_after=2 * HOUR))
     offer = make_offer("a", 1)

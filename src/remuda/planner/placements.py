@@ -42,7 +42,7 @@ class Placement:
     offer: Offer
     nodes: int
     rate: HourlyRate  # of the whole gang
-    run_time: timedelta | None = None  # of the work, undisturbed
+    run_time: timedelta | None = None  # of the work that is left, undisturbed
     wall_time: timedelta | None = None  # from the launch to the end of the work, losses included
     finish: datetime | None = None
     cost: Money | None = None  # nodes and egress
@@ -60,6 +60,7 @@ class Situation:
     submitted_at: datetime | None = None  # None: now
     avoid: Collection[str] = ()  # keys of offers that failed lately
     ran: timedelta = timedelta(0)  # running so far, counted against limits.duration
+    kept: timedelta | None = None  # of `ran`, what need not be done again; None: all, where the task has a checkpoint
     spent: Money = field(default_factory=Money)  # counted against limits.budget
     output_mib: int | None = None  # data that will leave the place at the end
     egress: Mapping[str, Money] = field(default_factory=dict)  # price per GB by provider, or "provider/region"

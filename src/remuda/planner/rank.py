@@ -56,7 +56,7 @@ def plan(
     per hour and then to the offer's key, so that equal questions have equal answers.
     """
     known = situation or Situation()
-    course = _Courses(task)
+    course = _Courses(task, _kept(task, known))
     limiter = Limiter(task, known, now)
     kept: list[_Scored] = []
     rejected: Counter[Limit] = Counter()
@@ -96,22 +96,30 @@ class _Course:
 class _Courses:
     """Courses by shape: a catalog has many prices for few shapes, so each is worked out once."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, kept: timedelta) -> None:
         self._task = task
+        self._kept = kept
         self._known: dict[tuple[object, ...], _Course] = {}
 
     def __call__(self, offer: Offer) -> _Course:
         shape = shape_of(offer)
         course = self._known.get(shape)
         if course is None:
-            course = self._known[shape] = _expect(self._task, offer)
+            course = self._known[shape] = _expect(self._task, offer, self._kept)
         return course
 
 
-def _expect(task: Task, offer: Offer) -> _Course:
+def _kept(task: Task, known: Situation) -> timedelta:
+    """Work that is done and saved. An estimate of the whole must not rule out the rest of a job that was interrupted."""
+    if known.kept is not None:
+        return known.kept
+    return known.ran if task.checkpoint is not None else timedelta(0)
+
+
+def _expect(task: Task, offer: Offer, kept: timedelta) -> _Course:
     estimated = estimate(task, offer)
     start = start_time(offer)
-    run = estimated.run_time
+    run = None if estimated.run_time is None else max(timedelta(0), estimated.run_time - kept)
     if offer.purchase is not Purchase.SPOT:
         return _Course(run_time=run, wall_time=None if run is None else start + run, loss=None, notes=estimated.notes)
     per_hour = SPOT_PREEMPTIONS_PER_HOUR * task.nodes
