@@ -257,19 +257,20 @@ class Table:
 
     def check_keys(self) -> None:
         known = {each.name: each for each in self.section.fields}
-        for key, value in self.node.entries:
+        meant = ""  # what unknown keys were told to be: not missing as well
+        for key, _ in self.node.entries:
             match known.get(key.text):
                 case None:
-                    self._unknown(key, known)
+                    meant += self._unknown(key, known)
                 case Field(refused=reason) as each if reason and self.has(each):
                     message = f"{self._name(key.text)} is not honoured yet: {reason}"
                     self.notes.add(key.mark, message, suggestion="delete it")
                 case Field(required=True) as each if not self.has(each):
                     self.notes.add(key.mark, f"{self._name(key.text)} is empty", expected=each.kind.words)
                 case _:
-                    del value
+                    pass
         for each in self.section.fields:
-            if each.required and self.node.get(each.name) is None:
+            if each.required and self.node.get(each.name) is None and f"`{each.name}" not in meant:
                 example = f"write `{each.example.splitlines()[0]}`" if each.example else ""
                 message = f"{self._name(each.name)} is missing"
                 self.notes.add(self.node.mark, message, expected=each.kind.words, suggestion=example)
@@ -277,7 +278,7 @@ class Table:
     def _name(self, key: str) -> str:
         return f"`{self.section.path}.{key}`" if self.section.path else f"`{key}`"
 
-    def _unknown(self, key: ScalarNode, known: Iterable[str]) -> None:
+    def _unknown(self, key: ScalarNode, known: Iterable[str]) -> str:
         where = f" in `{self.section.path}`" if self.section.path else ""
         hint = self.section.hints.get(key.text, "")
         close = nearest(key.text, known)
@@ -288,6 +289,7 @@ class Table:
             suggestion = elsewhere(key.text, self.section.path)
         expected = "" if hint or close else f"one of {', '.join(sorted(known))}"
         self.notes.add(key.mark, f"unknown key {shown(key.text)}{where}", expected=expected, suggestion=suggestion)
+        return suggestion
 
 
 def _describe_field(each: Field[object]) -> Schema:

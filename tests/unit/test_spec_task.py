@@ -1,0 +1,357 @@
+"""The task file: what each key means, and what each mistake is told."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from remuda.domain.tasks import (
+    AcceleratorNeed,
+    Checkpoint,
+    Limits,
+    NetworkNeed,
+    Resources,
+    Retry,
+    Schedule,
+    SpotPolicy,
+    Task,
+    Transfer,
+    Webhook,
+    Work,
+    Workdir,
+)
+from remuda.domain.units import HourlyRate, Money
+from remuda.spec import SpecError, parse_task
+from remuda.spec.fields.hints import TOP_HINTS, sections
+from remuda.spec.fields.task import TASK
+from remuda.spec.problems import Notes
+from remuda.spec.tree import ListNode, MapNode, Node, ScalarNode, compose
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+FULL = """\
+name: train
+project: vision
+tags: {team: vision, number: 3}
+priority: -5
+params: {lr: 0.1}
+resources:
+  instance: p5.48xlarge
+  gpu: [H100:8, {name: A100, memory: 40GB..80GB, count: 1..4}]
+  cpu: 8..32
+  memory: 64
+  disk: {size: 200GB, type: gp3}
+  spot: auto
+  providers: local
+  regions: [eu, us-east-1]
+  network: 100Gbps
+  max_price: $15.50/h
+nodes: 2
+image: ghcr.io/team/image:1
+workdir: {git: "https://example.org/a.git", commit: ABCDEF1}
+setup: make
+run: |
+  echo ${{ params.lr }}
+env: {A: 1, B: "", C: yes, D: 1.10}
+secrets: [HF_TOKEN]
+inputs: [{source: /data/a, target: ./data}]
+outputs: [{source: results, target: "file:///data/b"}]
+checkpoint: {path: checkpoints/, every: 10m}
+limits: {deadline: 2031-01-01T10:00+02:00, duration: 6h, budget: 25, idle: 30m, unattended: 12h}
+retry: {preemption: 5, node: unlimited, exit: 2, exit_codes: [1, 137], delay: 30s}
+schedule: {at: 2030-05-01T00:00Z}
+work: {samples: 5e6, rates: {H100: 5200, cpu: 40}, precision: fp32, efficiency: 0.3}
+webhooks: [https://example.org/a, {url: https://example.org/b, on: failure}]
+grace: 60
+"""
+
+
+def problems(text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse_task(text, now=NOW)
+    return str(caught.value)
+
+
+def one(line: str) -> str:
+    """The only problem of a file that is right but for one line."""
+    with pytest.raises(SpecError) as caught:
+        parse_task(line if "run:" in line else f"run: x\n{line}", now=NOW)
+    assert len(caught.value.problems) == 1, str(caught.value)
+    return str(caught.value)
+
+
+def test_every_key_reaches_the_task() -> None:
+    assert parse_task(FULL, now=NOW) == Task(
+        name="train",
+        project="vision",
+        tags={"team": "vision", "number": "3"},
+        priority=-5,
+        params={"lr": 0.1},
+        resources=Resources(
+            instance="p5.48xlarge",
+            accelerators=(
+                AcceleratorNeed(name="H100", count_min=8),
+                AcceleratorNeed(
+                    name="A100", count_min=1, count_max=4, memory_min_mib=40 * 1024, memory_max_mib=80 * 1024
+                ),
+            ),
+            cpus_min=8,
+            cpus_max=32,
+            memory_min_mib=64 * 1024,
+            disk_gib=200,
+            disk_type="gp3",
+            spot=SpotPolicy.AUTO,
+            providers=("local",),
+            regions=("eu", "us-east-1"),
+            network=NetworkNeed(min_mbps=100_000),
+            max_rate=HourlyRate(15_500_000),
+        ),
+        nodes=2,
+        image="ghcr.io/team/image:1",
+        workdir=Workdir(git="https://example.org/a.git", commit="abcdef1"),
+        setup="make",
+        run="echo 0.1\n",
+        env={"A": "1", "B": "", "C": "yes", "D": "1.10"},
+        secrets=("HF_TOKEN",),
+        inputs=(Transfer(source="/data/a", target="data"),),
+        outputs=(Transfer(source="results", target="/data/b"),),
+        checkpoint=Checkpoint(path="checkpoints", every=timedelta(minutes=10)),
+        limits=Limits(
+            deadline=datetime(2031, 1, 1, 8, tzinfo=UTC),
+            duration=timedelta(hours=6),
+            budget=Money(25_000_000),
+            idle=timedelta(minutes=30),
+            unattended=timedelta(hours=12),
+        ),
+        retry=Retry(preemption=5, node=None, exit=2, exit_codes=(1, 137), delay=timedelta(seconds=30)),
+        schedule=Schedule(at=datetime(2030, 5, 1, tzinfo=UTC)),
+        work=Work(samples=5e6, rates={"H100": 5200.0, "cpu": 40.0}, precision="fp32", efficiency=0.3),
+        webhooks=(
+            Webhook(url="https://example.org/a"),
+            Webhook(url="https://example.org/b", on=("failure",)),
+        ),
+        grace=timedelta(seconds=60),
+    )
+
+
+def test_the_shortest_file() -> None:
+    assert parse_task("run: x", file="/some/My Train.yaml") == Task(name="my-train", run="x")
+    assert parse_task("run: x\nresources:\nenv:\nlimits:\n", file="a.yaml") == Task(name="a", run="x")
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [("8", 8, None), ("8+", 8, None), ("8..", 8, None), ("8..32", 8, 32), ("..32", None, 32), ("0.5", 0.5, None)],
+)
+def test_ranges_of_cpus(value: str, least: float | None, most: float | None) -> None:
+    need = parse_task(f"run: x\nresources: {{cpu: {value}}}").resources
+    assert (need.cpus_min, need.cpus_max) == (least, most)
+
+
+@pytest.mark.parametrize(
+    ("value", "git", "commit", "path"),
+    [
+        (".", None, None, "."),
+        ("../src", None, None, "../src"),
+        ("git@example.org:team/a.git@abcdef123", "git@example.org:team/a.git", "abcdef123", None),
+        ("https://example.org/a@abcdef1", "https://example.org/a", "abcdef1", None),
+        ("ssh://git@example.org/a.git@ABCDEF1", "ssh://git@example.org/a.git", "abcdef1", None),
+    ],
+)
+def test_working_folders(value: str, git: str | None, commit: str | None, path: str | None) -> None:
+    assert parse_task(f"run: x\nworkdir: '{value}'").workdir == Workdir(git=git, commit=commit, path=path)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "expected"),
+    [
+        ("8h", timedelta(hours=8)),
+        ("1h 30 minutes", timedelta(minutes=90)),
+        ("2030-07-01 18:00 Europe/Berlin", datetime(2030, 7, 1, 16, tzinfo=UTC)),
+        ("2030-07-01T18:00:30Z", datetime(2030, 7, 1, 18, 0, 30, tzinfo=UTC)),
+        ("2030-07-01 18:00 Z", datetime(2030, 7, 1, 18, tzinfo=UTC)),
+    ],
+)
+def test_deadlines(deadline: str, expected: datetime | timedelta) -> None:
+    limits = parse_task(f"run: x\nlimits: {{deadline: '{deadline}'}}", now=NOW).limits
+    assert (limits.deadline or limits.deadline_after) == expected
+
+
+def test_all_problems_are_told_at_once_and_in_order() -> None:
+    said = problems("name: A b\nresorces: {}\nrun: x\nnodes: 0\nenv: {2A: x}\nlimits: {budget: -1}")
+    lines = [line for line in said.splitlines() if line.startswith("task.yaml:")]
+    assert [line.split(":")[1] for line in lines] == ["1", "2", "4", "5", "6"]
+    assert said.endswith("5 problems.")
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "words"),
+    [
+        ("resorces: {}", "2:1", "did you mean `resources`?"),
+        ("resources: {memroy: 3}", "2:13", "did you mean `memory`?"),
+        ("gpu: H100", "2:1", "`gpu` belongs under `resources`"),
+        ("resources: {nodes: 2}", "2:13", "`nodes` belongs to the top of the file"),
+        ("resources: {accelerators: H100}", "2:13", "write `gpu`"),
+        ("resources: {use_spot: true}", "2:13", "`spot: only`"),
+        ("resources: {spot: true}", "2:19", "`spot: only`"),
+        ("resources: {spot: no}", "2:19", "`spot: never`"),
+        ("resources: {spot: onyl}", "2:19", "did you mean `only`?"),
+        ("resources: {gpu: H1O0}", "2:18", "did you mean H100"),
+        ("resources: {gpu: [H100, A1000]}", "2:25", "A1000"),
+        ("resources: {gpu: {name: H100, coun: 2}}", "2:31", "did you mean `count`?"),
+        ("resources: {gpu: {name: 'H100:8'}}", "2:25", "write `gpu: NAME:COUNT`"),
+        ("resources: {gpu: H100, accelerator: A100}", "2:24", "are the same"),
+        ("resources: {instance: p2.xlarge}", "2:23", "p2.xlarge is retired"),
+        ("resources: {cpu: 32..8}", "2:18", "write 8..32"),
+        ("resources: {cpu: many}", "2:18", "such as 8, 8+ or 8..32"),
+        ("resources: {cpu: 0}", "2:18", "none"),
+        ("resources: {memory: 64XB}", "2:21", "16GB..64GB"),
+        ("resources: {memory: -4}", "2:21", "no sign"),
+        ("resources: {network: 100}", "2:22", "100Gbps"),
+        ("resources: {max_price: cheap}", "2:24", "dollars per hour"),
+        ("resources: {providers: [Local]}", "2:25", "did you mean local?"),
+        ("resources: {providers: [a, a]}", "2:28", "twice"),
+        ("resources: H100:8", "2:12", "a table with"),
+        ("resources: []", "2:12", "`resources` is a list"),
+        ("num_nodes: 2", "2:1", "write `nodes`"),
+        ("nodes: two", "2:8", "from 1 to 10,000"),
+        ("nodes: 1.5", "2:8", "not a whole number"),
+        ("priority: 1000", "2:11", "too large"),
+        ("name: my_job", "2:7", "write my-job"),
+        (f"name: {'x' * 70}", "2:7", "longer than 63"),
+        ("env: {B: }", "2:", "write ''"),
+        ("env: {A-B: x}", "2:7", "write A_B"),
+        ("env: {REMUDA_JOB: x}", "2:7", "for Remuda to set"),
+        ("env: {A: [x]}", "2:10", "a list where one value was expected"),
+        ("env: [A=1]", "2:6", "a list where a table was expected"),
+        ("secrets: [1A]", "2:11", "write _1A"),
+        ("env: {T: x}\nsecrets: [T]", "3:1", "in `env` and in `secrets`"),
+        ("checkpoint: /data", "2:13", "write a relative path"),
+        ("checkpoint: a/../../b", "2:13", "without .."),
+        ("checkpoint: .", "2:13", "name a folder in it"),
+        ("checkpoint: s3://bucket/x", "2:13", "is a URL"),
+        ("checkpoint: {every: 5m}", "2:13", "`checkpoint.path` is missing"),
+        ("checkpoint: {path: }", "2:14", "`checkpoint.path` is empty"),
+        ("limits: {deadline: 2020-01-01T00:00Z}", "2:10", "was 3653d00h ago"),
+        ("limits: {deadline: 2030-05-01}", "2:20", "write 2030-05-01T00:00Z"),
+        ("limits: {deadline: 2030-05-01T10:00}", "2:20", "has no time zone"),
+        ("limits: {deadline: '18:00'}", "2:20", "name the day"),
+        ("limits: {deadline: 2030-05-01 10:00 Europe/Berln}", "2:20", "did you mean Europe/Berlin?"),
+        ("limits: {deadline: 9999-12-31T23:00-12:00}", "2:20", "beyond the calendar"),
+        ("limits: {deadline: 2h, duration: 3h}", "2:24", "beyond the deadline"),
+        ("limits: {duration: 5 parsecs}", "2:20", "90s, 10m, 1h30m or 2d"),
+        ("limits: {duration: 0}", "2:20", "too short"),
+        ("limits: {duration: 99999999999999d}", "2:20", "longer time than can be counted"),
+        ("limits: {duration: 20000d}", "2:20", "longer than ten years"),
+        ("limits: {budget: 0}", "2:10", "leave it out for no limit"),
+        ("limits: {budget: -3}", "2:18", "such as 25"),
+        ("limits: {timeout: 3h}", "2:10", "write `duration`"),
+        ("grace: 2h", "2:8", "at most 1h00m"),
+        ("retry: 3", "2:8", "a table with preemption"),
+        ("retry: {exit_codes: [1]}", "2:9", "write `exit: 3`"),
+        ("retry: {exit: 2, exit_codes: [0]}", "2:31", "too small"),
+        ("retry: {node: -1}", "2:15", "or `unlimited`"),
+        ("schedule: 0 3 * * 1-5", "2:11", "not honoured yet"),
+        ("schedule: {cron: 0 3 * * *}", "2:12", "not honoured yet"),
+        ("schedule: tomorrow", "2:11", "a time with its zone"),
+        ("schedule: {}", "2:11", "neither `at` nor `cron`"),
+        ("schedule: {at: 2030-05-01T00:00Z, time_zone: UTC}", "2:35", "belongs to `cron`"),
+        ("work: {flops: 1e20, samples: 3}", "2:8", "both there"),
+        ("work: {samples: 3}", "2:7", "not stated in full"),
+        ("work: {flops: 0}", "2:15", "out of bounds"),
+        ("work: {flops: nan}", "2:15", "out of bounds"),
+        ("work: {flops: 1, precision: bfloat16}", "2:29", "did you mean `bf16`?"),
+        ("webhooks: ftp://x", "2:11", "https://example.org/hook"),
+        ("webhooks: {url: https://x.org, on: [success]}", "2:37", "did you mean `finish`?"),
+        ("inputs: [{source: s3://b/x, target: x}]", "2:19", "Remuda copies local files only"),
+        ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
+        ("inputs: [{source: /data, target: /x}]", "2:34", "relative path"),
+        ("inputs: [{from: /data, target: x}]", "2:11", "write `source`"),
+        ("commands: [a]  # run:", "1:1", "write `run: |`"),
+        ("inputs: /data", "2:9", "where a list was expected"),
+        ("workdir: https://example.org/a.git", "2:10", "git ls-remote https://example.org/a.git"),
+        ("workdir: https://example.org/a.git@main", "2:10", "git ls-remote https://example.org/a.git main"),
+        ("workdir: {git: https://example.org/a.git, ref: main}", "2:43", "not honoured yet"),
+        ("workdir: https://me:secret@example.org/a.git@abcdef1", "2:10", "password"),
+        ("workdir: ~/src", "2:10", "the shell's"),
+        ("image: docker:python:3", "2:8", "write python:3"),
+        ("image: a b", "2:8", "no image's name"),
+        ("run: ''", "1:6", "the text is empty"),
+        ('run: "a\\0b"', "1:6", "a NUL byte"),
+        ("name: x\nrun:", "2:1", "`run` is empty"),
+        ("tags: {a b: c}", "2:8", "cannot be a tag's name"),
+    ],
+)
+def test_each_mistake_is_told_once_at_its_place(line: str, place: str, words: str) -> None:
+    said = one(line)
+    assert said.startswith(f"task.yaml:{place}"), said
+    assert words in said
+
+
+def test_a_file_without_run_shows_how_to_write_it() -> None:
+    said = problems("name: x")
+    assert "`run` is missing" in said
+    assert "hint: write `run: " in said
+
+
+@pytest.mark.parametrize("text", ["- run: x", "x", "3", "null"])
+def test_a_file_that_is_no_table(text: str) -> None:
+    assert problems(text).startswith("task.yaml:1:1: the file is ")
+
+
+def plain(node: Node | None) -> object:
+    match node:
+        case ListNode():
+            return [plain(item) for item in node.items]
+        case MapNode():
+            return {key.text: plain(value) for key, value in node.entries}
+        case ScalarNode():
+            return node.value
+        case None:
+            raise AssertionError
+
+
+# What must stand beside a field for its example to mean anything, by the section's path.
+BESIDE: dict[str, dict[str, object]] = {
+    "params.NAME": {"default": 0.5},
+    "inputs": {"source": "/a", "target": "b"},
+    "outputs": {"source": "a", "target": "/b"},
+    "webhooks": {"url": "https://example.org"},
+    "checkpoint": {"path": "p"},
+    "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
+    "retry": {"exit": 1},
+}
+EXAMPLES = [
+    (section.path, field.name, field.example)
+    for section in sections(TASK)
+    for field in section.fields
+    if not field.refused and field.name != "time_zone"
+]
+
+
+@pytest.mark.parametrize(("path", "name", "example"), EXAMPLES)
+def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str) -> None:
+    """The reference page shows these; a wrong one would teach a mistake."""
+    document = plain(compose(example, Notes("example", example)))
+    assert isinstance(document, dict)
+    assert list(document) == [name]
+    beside = {"samples": {"rates": {"cpu": 1}}, "rates": {"samples": 1}}.get(name) or BESIDE.get(path, {})
+    if path == "work" and name in ("precision", "efficiency"):
+        beside = {"flops": 1}
+    if path == "params.NAME" and name in ("choices", "default"):
+        beside = {"type": "str", "default": "adam"} if name == "choices" else {}
+    document = {**beside, **document}
+    for part in reversed([part for part in path.split(".") if part]):
+        document = {part: document if part not in ("inputs", "outputs") else [document]}
+    task = parse_task(json.dumps({"run": "x", "params": {"lr": 1}, **document}), now=NOW)
+    assert task != parse_task("run: x\nparams: {lr: 1}")
+
+
+def test_every_field_has_an_example() -> None:
+    assert len(EXAMPLES) > 60
+    assert all(example for _, _, example in EXAMPLES)
+
+
+def test_hints_are_for_keys_that_do_not_exist() -> None:
+    for section in sections(TASK):
+        assert not set(section.hints) & {field.name for field in section.fields}, section.path
+    assert "num_nodes" in TOP_HINTS
