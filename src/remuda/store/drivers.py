@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ import sqlalchemy as sa
 from remuda.store.base import Full, Mismatch, NotFound, Stale, StoreError, Unusable
 
 Row = tuple[Any, ...]
+# File systems of several machines: SQLite's WAL shares memory between processes, which they cannot do.
+# https://sqlite.org/wal.html
+_SHARED = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone)")
 _BUSY_S = 10  # how long a statement waits for another process's lock
 
 
@@ -114,6 +118,8 @@ def make_driver(url: str, *, journal: str) -> Driver:
                 raise Unusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
             _create_file(Path(parsed.database))
             path = Path(parsed.database)
+            if journal == "auto":
+                journal = choose_journal(path, _read_mounts())
         else:
             path = None
             parsed = parsed.set(drivername="postgresql+psycopg")
@@ -123,6 +129,24 @@ def make_driver(url: str, *, journal: str) -> Driver:
     except sa.exc.ArgumentError as error:
         raise Unusable(f"cannot read the store's URL: {error}") from error
     return Driver(engine=engine, path=path, journal=journal)
+
+
+def choose_journal(path: Path, mounts: str) -> str:
+    """ "delete" where the file lies on a network file system by the table of mounts (/proc/mounts), "wal" elsewhere."""
+    place, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
+        if len(point) >= len(place) and path.resolve().is_relative_to(point):
+            place, kind = point, fields[2]
+    return "delete" if _SHARED.fullmatch(kind) else "wal"
+
+
+def _read_mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text(errors="surrogateescape")
+    except OSError:
+        return ""  # not Linux
 
 
 def _create_file(path: Path) -> None:

@@ -130,29 +130,31 @@ class MemoryStore:
         staged.jobs[job.id] = storable_job(job)
 
     def _stage_attempt(self, staged: _Staged, attempt: Attempt) -> None:
-        self._need_job(staged, attempt.job_id)
         stored = self._attempt(staged, attempt.id)
         if (stored.version if stored else 0) != attempt.version or (stored and stored.project != attempt.project):
             raise Stale(f"attempt {attempt.id} is not at version {attempt.version}")
         if stored is None:
-            numbers = self._job_attempts.get(attempt.job_id, {})
-            if (
-                attempt.gang in self._gangs
-                or attempt.gang in staged.gangs
-                or attempt.number in numbers
-                or any(a.job_id == attempt.job_id and a.number == attempt.number for a in staged.attempts.values())
-            ):
+            if self._is_twin(staged, attempt):
                 raise Stale(f"attempt {attempt.number} of job {attempt.job_id} exists already")
+            self._need_job(staged, attempt.job_id)
             staged.gangs[attempt.gang] = attempt.id
         staged.attempts[attempt.id] = storable_attempt(attempt)
 
+    def _is_twin(self, staged: _Staged, attempt: Attempt) -> bool:
+        return (
+            attempt.gang in self._gangs
+            or attempt.gang in staged.gangs
+            or attempt.number in self._job_attempts.get(attempt.job_id, {})
+            or any((a.job_id, a.number) == (attempt.job_id, attempt.number) for a in staged.attempts.values())
+        )
+
     def _stage_node(self, staged: _Staged, node: Node) -> None:
-        if self._attempt(staged, node.attempt_id) is None:
-            raise NotFound(f"no attempt {node.attempt_id}")
         key = (node.attempt_id, node.rank)
         stored = staged.nodes.get(key) or self._nodes.get(node.attempt_id, {}).get(node.rank)
         if (stored.version if stored else 0) != node.version or (stored and stored.project != node.project):
             raise Stale(f"rank {node.rank} of attempt {node.attempt_id} is not at version {node.version}")
+        if self._attempt(staged, node.attempt_id) is None:
+            raise NotFound(f"no attempt {node.attempt_id}")
         staged.nodes[key] = storable_node(node)
 
     def _need_job(self, staged: _Staged, job_id: str) -> None:

@@ -81,7 +81,7 @@ def _bring_to_head(connection: sa.Connection, driver: Driver, make_id: Callable[
         )
     if (path := _backup_path(driver, revision)) is not None:
         _back_up(driver, path)
-    _upgrade(connection)
+    upgrade(connection)
 
 
 def _revision(connection: sa.Connection, driver: Driver) -> str | None:
@@ -115,7 +115,8 @@ def _create(connection: sa.Connection, make_id: Callable[[], str]) -> None:
     connection.execute(sa.text("INSERT INTO meta (key, value) VALUES ('installation', :id)"), {"id": make_id()})
 
 
-def _upgrade(connection: sa.Connection) -> None:
+def upgrade(connection: sa.Connection, target: str = HEAD) -> None:
+    """Run the migrations up to `target` in the connection's open transaction."""
     from alembic.config import Config
     from alembic.runtime.environment import EnvironmentContext
     from alembic.script import ScriptDirectory
@@ -123,7 +124,9 @@ def _upgrade(connection: sa.Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
     script = ScriptDirectory.from_config(config)
-    with EnvironmentContext(config, script, fn=lambda revision, _: script._upgrade_revs(HEAD, revision)) as environment:
+    with EnvironmentContext(
+        config, script, fn=lambda revision, _: script._upgrade_revs(target, revision)
+    ) as environment:
         # The transaction is ours: a migration killed half-way is undone whole, on SQLite too.
         environment.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=False)
         environment.run_migrations()

@@ -3,10 +3,10 @@
 from remuda.store.base import Store, Unusable
 
 
-def open_store(url: str, *, journal: str = "wal") -> Store:
+def open_store(url: str, *, journal: str = "auto") -> Store:
     """The store of a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name; `await store.open()` next.
 
-    `journal` is "wal", or "delete" for SQLite on a file system where its shared memory is unsafe, such as NFS.
+    `journal` of SQLite is "wal", "delete" for file systems where its shared memory is unsafe, such as NFS, or "auto".
     Imports a database driver only where the URL asks for one. Raises Unusable for other URLs.
     """
     if url == "memory:":

@@ -52,9 +52,9 @@ def _new_id() -> str:
 class SqlStore:
     """A store in a database. `url` is sqlite:///path or postgresql+psycopg://user@host/name; see `open_store`."""
 
-    def __init__(self, url: str, *, journal: str = "wal", make_id: Callable[[], str] = _new_id) -> None:
-        if journal not in ("wal", "delete"):
-            raise Unusable(f"journal is {journal!r}; expected wal or delete")
+    def __init__(self, url: str, *, journal: str = "auto", make_id: Callable[[], str] = _new_id) -> None:
+        if journal not in ("auto", "wal", "delete"):
+            raise Unusable(f"journal is {journal!r}; expected auto, wal or delete")
         self._url = url
         self._journal = journal
         self._make_id = make_id
