@@ -1,0 +1,188 @@
+"""The local provider with the real agent, against a small stand-in for the control plane."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from remuda.agent.bundle import make_command
+from remuda.providers import registry
+from remuda.providers.base import Carrier, GangSeen, GangSpec, GangState, SignalsChanges
+from remuda.providers.local import processes
+from remuda.providers.local.provider import LocalProvider
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's process descriptors"),
+]
+
+
+@dataclass
+class Control:
+    """Grants every claim once per nonce, keeps what agents say, and can be deaf for a while."""
+
+    run: str
+    claims: dict[tuple[str, int], str] = field(default_factory=dict)
+    said: list[dict[str, object]] = field(default_factory=list)
+    log: bytes = b""
+    deaf: bool = False
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                method, target, _ = head.split(" ", 2)
+                headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if self.deaf:
+                    break
+                answer = json.dumps(await self.answer(method, target, body)).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: ")
+                writer.write(b"%d\r\n\r\n" % len(answer) + answer)
+        writer.close()
+
+    async def answer(self, method: str, target: str, body: bytes) -> dict[str, object]:
+        if target.startswith("/agent/v1/claim"):
+            asked = json.loads(body)
+            nonce = self.claims.setdefault((asked["gang"], asked["rank"]), asked["nonce"])
+            assert nonce == asked["nonce"], "a second agent claimed the same rank"
+            return {"state": "go", "work": self.work(), "lease_s": 3600}
+        if target.startswith("/agent/v1/messages"):
+            messages = json.loads(body)["messages"]
+            known = {message["seq"] for message in self.said}
+            self.said += [message for message in messages if message["seq"] not in known]
+            self.heard.set()
+            return {"ack": max((message["seq"] for message in self.said), default=0), "lease_s": 3600}  # type: ignore[type-var]
+        if target.startswith("/agent/v1/log"):
+            offset = int(target.partition("offset=")[2].partition("&")[0])
+            self.log = self.log[:offset] + body
+            return {"offset": len(self.log), "lease_s": 3600}
+        await asyncio.sleep(30)
+        return {"order": None, "execs": [], "lease_s": 3600}
+
+    def work(self) -> dict[str, object]:
+        who = {"job": "j", "job_id": "j1", "project": "default", "attempt": 1, "nodes": 1}
+        return {**who, "addresses": ["127.0.0.1"], "run": self.run, "grace_s": 1}
+
+    async def hears(self, kind: str) -> dict[str, object]:
+        async with asyncio.timeout(30):
+            while True:
+                self.heard.clear()
+                for message in self.said:
+                    if message["kind"] == kind:
+                        return message
+                await self.heard.wait()
+
+
+@asynccontextmanager
+async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvider, GangSpec]]:
+    control = Control(run)
+    server = await asyncio.start_unix_server(control.serve, home / "s")
+    loaded = registry.load({}, installation="ours", home=home / "providers", agent_command=make_command())
+    provider = loaded["local"]
+    assert isinstance(provider, LocalProvider)
+    spec = GangSpec(
+        name="rm-ours-1",
+        installation="ours",
+        offer=(await provider.offers())[0],
+        nodes=1,
+        carrier=Carrier(address=f"unix:{home}/s", token="t"),
+        lease=timedelta(hours=1),
+        grace=timedelta(seconds=1),
+    )
+    try:
+        yield control, provider, spec
+    finally:
+        await provider.remove(spec.name)
+        for process in processes.list_marked(spec.name, 0):
+            processes.send(process, signal.SIGKILL)
+        await provider.close()
+        server.close()
+
+
+async def ended(provider: LocalProvider, name: str) -> GangSeen:
+    assert isinstance(provider, SignalsChanges)
+    async with asyncio.timeout(30):
+        while True:
+            (seen,) = await provider.gangs(name)
+            if seen.state is GangState.ENDED:
+                return seen
+            await provider.changed()
+
+
+def test_a_job_from_launch_to_its_end(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stage(tmp_path, "echo hello; exit 3") as (control, provider, spec):
+            await provider.launch(spec)
+            exited = await control.hears("exited")
+            assert (exited["outcome"], exited["exit_code"]) == ("exit", 3)
+            assert control.log == b"hello\n"
+            seen = await ended(provider, spec.name)
+            assert seen.exit_code == 3
+            assert processes.list_marked(spec.name, 0) == []
+
+    asyncio.run(story())
+
+
+def test_removal_ends_the_work_and_the_agent(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stage(tmp_path, "sleep 600") as (control, provider, spec):
+            await provider.launch(spec)
+            await control.hears("running")
+            await provider.remove(spec.name)
+            seen = await ended(provider, spec.name)
+            assert seen.reason == "removed"
+            assert processes.list_marked(spec.name, 0) == []
+
+    asyncio.run(story())
+
+
+def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stage(tmp_path, "echo before; sleep 600") as (control, provider, spec):
+            await provider.launch(spec)
+            await control.hears("running")
+            async with asyncio.timeout(30):
+                while control.log != b"before\n":
+                    await asyncio.sleep(0.01)
+            (seen,) = await provider.gangs(spec.name)
+            os.kill(int(seen.nodes[0].engine_id), signal.SIGKILL)
+            seen = await ended(provider, spec.name)
+            exited = await control.hears("exited")
+            assert exited["outcome"] == "node"
+            assert "killed" in seen.reason
+            assert processes.list_marked(spec.name, 0) == []
+
+    asyncio.run(story())
+
+
+def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stage(tmp_path, "until [ -e ../go ]; do sleep 0.02; done; echo done; exit 7") as stood:
+            control, provider, spec = stood
+            await provider.launch(spec)
+            await control.hears("running")
+            control.deaf = True
+            home = tmp_path / "providers" / "local" / "gangs" / spec.name / "0"
+            (home / "go").touch()
+            async with asyncio.timeout(30):
+                while not (home / "exit.json").exists():
+                    await asyncio.sleep(0.01)
+            (seen,) = await provider.gangs(spec.name)
+            os.kill(int(seen.nodes[0].engine_id), signal.SIGKILL)
+            control.deaf = False
+            seen = await ended(provider, spec.name)
+            exited = await control.hears("exited")
+            assert (exited["outcome"], exited["exit_code"]) == ("exit", 7)
+            assert control.log == b"done\n"
+            assert seen.exit_code == 7
+
+    asyncio.run(story())
