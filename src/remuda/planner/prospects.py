@@ -14,7 +14,8 @@ from remuda.domain.offers import Offer
 from remuda.domain.places import Host
 from remuda.domain.tasks import Task
 from remuda.domain.units import format_rate
-from remuda.planner.placements import Situation
+from remuda.planner.explain import explain, say_no_offer
+from remuda.planner.placements import Plan, Situation
 from remuda.planner.rank import plan
 from remuda.planner.shares import fits_empty, smallest_shares
 
@@ -48,7 +49,7 @@ def find_prospects(
 ) -> Prospects:
     """Narrow `matches` (of the job's resources over the market) down to what this job may use now."""
     if not matches.offers:
-        return _none_fits(market, matches)
+        return _none_fits(job.task, market, matches)
     able, reasons = _able(job, market, matches.offers, objections)
     if not able:
         return _hopeless(market, "; ".join(reasons))
@@ -59,7 +60,7 @@ def find_prospects(
         return _hopeless(market, f"{reason} consented to: submit it again with --yes, or set limits.budget")
     ranked = plan(job.task, allowed, now=now, situation=situation)
     if not ranked.placements:
-        return _hopeless(market, "; ".join(miss.text for miss in ranked.misses) or "its limits leave no offer")
+        return _hopeless(market, _say(job.task, matches, ranked))
     fine = tuple(place.offer for place in ranked.placements if job.avoid.get(place.offer.key, now) <= now)[:_MANY]
     if fine:
         return Prospects(offers=fine)
@@ -94,14 +95,15 @@ def _able(
     return able, list(dict.fromkeys(reasons))
 
 
-def _none_fits(market: Market, matches: Matches) -> Prospects:
+def _none_fits(task: Task, market: Market, matches: Matches) -> Prospects:
     if not matches.total and not market.problems:
         return Prospects(reason="no place offers anything now; see `remuda check`")
-    misses = "; ".join(f"{miss.offer.key} {miss.text}" for miss in matches.misses[:3])
-    if not misses:
-        counts = ", ".join(f"{count} by {constraint}" for constraint, count in matches.rejected.items())
-        misses = f"of {matches.total} offers of the places in use, these were ruled out: {counts}"
-    return _hopeless(market, f"no offer fits: {misses}")
+    return _hopeless(market, _say(task, matches, Plan(placements=(), considered=0, kept=0)))
+
+
+def _say(task: Task, matches: Matches, ranked: Plan) -> str:
+    """Why there is no offer and what would have to change."""
+    return say_no_offer(task, explain([matches], ranked)).removesuffix(".")
 
 
 def _hopeless(market: Market, reason: str) -> Prospects:

@@ -110,7 +110,7 @@ class _Courses:
 
 
 def _kept(task: Task, known: Situation) -> timedelta:
-    """Work that is done and saved. An estimate of the whole must not rule out the rest of a job that was interrupted."""
+    """Work that is done and saved. An estimate of the whole must not rule out the rest of an interrupted job."""
     if known.kept is not None:
         return known.kept
     return known.ran if task.checkpoint is not None else timedelta(0)
