@@ -133,6 +133,7 @@ class _Agent:
         work = await self._claim()
         if work is None:
             return
+        over = False
         try:
             async with asyncio.TaskGroup() as group:
                 sender = group.create_task(self._send_all())
@@ -142,9 +143,11 @@ class _Agent:
                 await self._outbox.empty.wait()
                 sender.cancel()
         except* _Leave:
-            return
+            pass  # the work's tasks are ended; the node stays until it is removed
         except* LeaseOver:
-            raise LeaseOver from None
+            over = True
+        if over:
+            raise LeaseOver
 
     async def _claim(self) -> Assignment | None:
         name, address = self._gang.spec.name, f"10.0.0.{self._rank + 1}"

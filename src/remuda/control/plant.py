@@ -1,0 +1,173 @@
+"""Everything of this room put together: a store and providers in, a running control plane out."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from remuda.control.agents import AgentDesk, OpenSecrets, Supplies
+from remuda.control.clock import Clock
+from remuda.control.desk import JobDesk, JobIds, gang_name
+from remuda.control.loop import Driver
+from remuda.control.places import Places
+from remuda.control.queue import QueueReconciler
+from remuda.control.reconcile import QUEUE, JobReconciler, Outside
+from remuda.control.sweep import EVERY, SWEEP, Sweep, Sweeper
+from remuda.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
+from remuda.control.worklist import Worklist
+from remuda.domain.jobs import Job
+from remuda.providers.base import Carrier, Provider, RunsAgentsHere, SharesHosts, SignalsChanges, TryAgain
+from remuda.store.base import NotFound, Store
+
+_HOSTS = "hosts"  # the key under which shared hosts are published
+_HOSTS_EVERY = timedelta(minutes=1)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the control plane needs from the server around it."""
+
+    carrier: Callable[[str], Carrier]  # how the agents of a gang reach us
+    open_secrets: OpenSecrets
+    storage: Callable[[Job], str]  # a job's folder that outlives its attempts
+    post: Post | None = None  # how webhooks are sent; None: by HTTP
+
+
+class Plant:
+    """A running control plane: `start`, then wishes by `jobs` and agents by `agents`, then `stop`."""
+
+    def __init__(
+        self,
+        store: Store,
+        providers: Mapping[str, Provider],
+        clock: Clock,
+        *,
+        installation: str,
+        surroundings: Surroundings,
+        ids: JobIds | None = None,
+    ) -> None:
+        self._store = store
+        self._providers = providers
+        self._worklist = Worklist(clock.now)
+        self.places = Places(providers, clock)
+        supplies = Supplies(
+            open_secrets=surroundings.open_secrets,
+            storage=surroundings.storage,
+            accelerators=lambda job, attempt: attempt.offer.accelerator_count,
+        )
+        self.agents = AgentDesk(store, clock, self.hint, supplies)
+        self._queue = QueueReconciler(
+            store,
+            self.places,
+            clock,
+            gang_of=lambda attempt: gang_name(installation, attempt),
+            hint=self.hint,
+            notify=self._notify,
+        )
+        self._jobs = JobReconciler(
+            store,
+            clock,
+            Outside(
+                places=self.places,
+                agents=self.agents,
+                installation=installation,
+                carrier=surroundings.carrier,
+                hint=self.hint,
+                notify=self._notify,
+            ),
+        )
+        self.sweeper = Sweeper(store, self.places, clock)
+        self._webhooks = Webhooks(store, clock, surroundings.post)
+        self.jobs = JobDesk(store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived)
+        self._driver = Driver(self, self._worklist, clock)
+        self._task: asyncio.Task[None] | None = None
+
+    def hint(self, key: str) -> None:
+        """Something about this key changed: look now."""
+        self._worklist.hint(key)
+
+    async def start(self) -> None:
+        """Take up everything that is unfinished and begin to work."""
+        await self._publish_hosts()
+        for key in (QUEUE, *await self._store.unfinished(), *await self._webhooks.unfinished()):
+            self._worklist.hint(key)
+        self._worklist.hint(SWEEP, EVERY)
+        self._worklist.hint(_HOSTS, _HOSTS_EVERY)
+        for provider in self._providers.values():
+            if isinstance(provider, RunsAgentsHere):
+                provider.connect(self.agents)
+        self._task = asyncio.create_task(self._run(), name="control")
+
+    async def stop(self) -> None:
+        """Stop working; everything can be taken up again from the store."""
+        for provider in self._providers.values():
+            if isinstance(provider, RunsAgentsHere):
+                provider.connect(None)
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def idle(self) -> bool:
+        """Whether nothing is left to do: the embedded server may then stop by itself."""
+        return not await self._store.unfinished()
+
+    async def down(self) -> Sweep:
+        """Stop every job, and remove at once what runs anywhere without one that we know."""
+        for job_id in await self._store.unfinished():
+            job = await self._store.job(job_id)
+            await self.jobs.stop(job.project, job.id, "everything is taken down")
+        return await self.sweeper.sweep(remove=True, at_once=True)
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        """Hand each key to whom it belongs."""
+        if key == QUEUE:
+            return await self._queue.reconcile(key)
+        if key == SWEEP:
+            return await self.sweeper.reconcile(key)
+        if key == _HOSTS:
+            await self._publish_hosts()
+            return _HOSTS_EVERY
+        if is_webhook_key(key):
+            return await self._webhooks.reconcile(key)
+        return await self._jobs.reconcile(key)
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._driver.run())
+            for provider in self._providers.values():
+                if isinstance(provider, SignalsChanges):
+                    group.create_task(self._follow(provider))
+
+    async def _follow(self, provider: SignalsChanges) -> None:
+        """Turn a provider's signals into looks; without them the polls would find out, later."""
+        while True:
+            gang = await provider.changed()
+            try:
+                attempt = await self._store.attempt_of_gang(gang)
+            except NotFound:
+                continue
+            self._jobs.look_now(gang)
+            self.hint(attempt.job_id)
+
+    async def _publish_hosts(self) -> None:
+        known = {host.name: host for host in await self._store.hosts()}
+        for provider in self._providers.values():
+            if isinstance(provider, SharesHosts):
+                try:
+                    hosts = await provider.hosts()
+                except TryAgain:
+                    continue
+                for host in hosts:
+                    if known.get(host.name) != host:
+                        await self._store.put_host(host)
+
+    def _arrived(self) -> None:
+        self._worklist.hint(QUEUE, self._queue.delay_of_arrival())
+
+    def _notify(self, job_id: str, what: str) -> None:
+        self._worklist.hint(webhook_key(job_id, what))
