@@ -25,8 +25,8 @@ from remuda.providers.base import (
     TryAgain,
 )
 from remuda.providers.local import MANIFEST, processes
-from remuda.providers.local.devices import Sources
-from remuda.providers.local.machine import this_machine
+from remuda.providers.local.hardware.devices import Sources
+from remuda.providers.local.hardware.machine import this_machine
 from remuda.providers.local.processes import Process
 from remuda.providers.local.provider import LocalProvider
 

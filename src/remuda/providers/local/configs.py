@@ -5,8 +5,8 @@ from pathlib import Path
 
 from remuda.domain.places import Hold
 from remuda.providers.base import GangSpec, NoCapacity, Refused
-from remuda.providers.local.devices import Device
-from remuda.providers.local.machine import Machine
+from remuda.providers.local.hardware.devices import Device
+from remuda.providers.local.hardware.machine import Machine
 from remuda.providers.local.offers import PROVIDER, make_host
 from remuda.providers.local.records import AgentConfig
 

@@ -19,7 +19,7 @@ from threading import Lock
 
 from remuda.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from remuda.providers.local import processes
-from remuda.providers.local.devices import read_text
+from remuda.providers.local.hardware.devices import read_text
 from remuda.providers.local.processes import GANG_MARK, RANK_MARK, Process
 from remuda.providers.local.records import (
     AgentConfig,

@@ -7,8 +7,8 @@ from remuda.catalog.accelerators import identify
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
 from remuda.domain.units import HourlyRate
-from remuda.providers.local.devices import Device
-from remuda.providers.local.machine import Machine
+from remuda.providers.local.hardware.devices import Device
+from remuda.providers.local.hardware.machine import Machine
 
 PROVIDER = "local"
 

@@ -22,9 +22,9 @@ from remuda.providers.base import (
     TryAgain,
 )
 from remuda.providers.local.configs import clean_environ, make_configs
-from remuda.providers.local.devices import Sources
 from remuda.providers.local.ground import Ground, Living
-from remuda.providers.local.machine import Machine, discover, this_machine
+from remuda.providers.local.hardware.devices import Sources
+from remuda.providers.local.hardware.machine import Machine, discover, this_machine
 from remuda.providers.local.offers import list_offers, make_host, model_of
 from remuda.providers.local.records import Ended
 from remuda.providers.local.tasks import check_task, find_engine

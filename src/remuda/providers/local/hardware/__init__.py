@@ -1,0 +1,1 @@
+"""What this machine has: CPUs, memory, disk and accelerators, each vendor read in its own way."""
