@@ -104,9 +104,9 @@ def _revision(connection: sa.Connection, driver: Driver) -> str | None:
 
 
 def _create(connection: sa.Connection, make_id: Callable[[], str]) -> None:
-    from remuda.store.schema import metadata
+    from remuda.store.schema import make_metadata
 
-    metadata.create_all(connection, checkfirst=False)
+    make_metadata(connection.dialect.name).create_all(connection, checkfirst=False)
     connection.exec_driver_sql(
         f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL,"
         f" CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))"

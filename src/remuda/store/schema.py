@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-metadata = sa.MetaData()
+_tables = sa.MetaData()
 
 # Ids are compared by byte, so that PostgreSQL sorts them as Python and SQLite do, whatever its locale.
 _ID = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
@@ -18,11 +18,11 @@ def _column(name: str, kind: type[sa.types.TypeEngine[Any]]) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=False)
 
 
-sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), _column("value", sa.Text))
+sa.Table("meta", _tables, sa.Column("key", sa.Text, primary_key=True), _column("value", sa.Text))
 
 jobs = sa.Table(
     "jobs",
-    metadata,
+    _tables,
     sa.Column("id", _ID, primary_key=True),
     _column("project", sa.Text),
     _column("name", sa.Text),
@@ -47,25 +47,21 @@ jobs = sa.Table(
 sa.Index("jobs_project", jobs.c.project, jobs.c.id)
 sa.Index("jobs_phase", jobs.c.phase, jobs.c.id)
 sa.Index("jobs_project_phase", jobs.c.project, jobs.c.phase, jobs.c.id)
-_QUEUED = sa.text("phase = 'queued'")
-sa.Index("jobs_queue", jobs.c.priority.desc(), jobs.c.id, sqlite_where=_QUEUED, postgresql_where=_QUEUED)
 
 # Apart from `jobs`, so that a change of phase does not write the task and its diff again.
 documents = sa.Table(
     "documents",
-    metadata,
+    _tables,
     sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), primary_key=True),
     _column("task", sa.Text),
     _column("origin", sa.Text),
     sa.Column("snapshot", sa.Text),  # content hash of the working folder
 )
-_FROZEN = sa.text("snapshot IS NOT NULL")
-sa.Index("documents_snapshot", documents.c.snapshot, sqlite_where=_FROZEN, postgresql_where=_FROZEN)
 
 # The last number given to a name that was taken: the next free one is found without trying them all.
 sa.Table(
     "names",
-    metadata,
+    _tables,
     sa.Column("project", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),
     _column("last", sa.BigInteger),
@@ -73,7 +69,7 @@ sa.Table(
 
 attempts = sa.Table(
     "attempts",
-    metadata,
+    _tables,
     sa.Column("id", _ID, primary_key=True),
     sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), nullable=False),
     _column("project", sa.Text),
@@ -85,12 +81,10 @@ attempts = sa.Table(
     sa.UniqueConstraint("job_id", "number", name="attempts_number"),
     sa.UniqueConstraint("gang", name="attempts_gang"),
 )
-_OPEN = sa.text("phase <> 'ended'")
-sa.Index("attempts_open", attempts.c.id, sqlite_where=_OPEN, postgresql_where=_OPEN)
 
 sa.Table(
     "nodes",
-    metadata,
+    _tables,
     sa.Column("attempt_id", _ID, sa.ForeignKey("attempts.id"), primary_key=True),
     sa.Column("rank", sa.BigInteger, primary_key=True),
     _column("project", sa.Text),
@@ -100,7 +94,7 @@ sa.Table(
 
 events = sa.Table(
     "events",
-    metadata,
+    _tables,
     sa.Column("id", _SERIAL, primary_key=True, autoincrement=True),
     _column("project", sa.Text),
     sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), nullable=False),
@@ -114,7 +108,7 @@ sa.Index("events_job", events.c.job_id, events.c.id)
 
 charges = sa.Table(
     "charges",
-    metadata,
+    _tables,
     sa.Column("attempt_id", _ID, sa.ForeignKey("attempts.id"), primary_key=True),
     sa.Column("rank", sa.BigInteger, primary_key=True),
     sa.Column("kind", sa.Text, primary_key=True),
@@ -130,7 +124,7 @@ sa.Index("charges_project", charges.c.project, charges.c.since, charges.c.amount
 
 sa.Table(
     "hosts",
-    metadata,
+    _tables,
     sa.Column("name", sa.Text, primary_key=True),
     _column("cpus", sa.Double),
     _column("memory_mib", sa.BigInteger),
@@ -139,7 +133,7 @@ sa.Table(
 
 holds = sa.Table(
     "holds",
-    metadata,
+    _tables,
     sa.Column("gang", sa.Text, primary_key=True),
     sa.Column("rank", sa.BigInteger, primary_key=True),
     sa.Column("host", sa.Text, sa.ForeignKey("hosts.name"), nullable=False),
@@ -153,7 +147,7 @@ sa.Index("holds_host", holds.c.host)
 # One row for each device held: its primary key is what keeps two holds from one device.
 held_devices = sa.Table(
     "held_devices",
-    metadata,
+    _tables,
     sa.Column("host", sa.Text, primary_key=True),
     sa.Column("device", sa.Text, primary_key=True),
     _column("gang", sa.Text),
@@ -164,9 +158,33 @@ sa.Index("held_devices_gang", held_devices.c.gang, held_devices.c.rank)
 
 sa.Table(
     "secrets",
-    metadata,
+    _tables,
     sa.Column("project", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),
     _column("sealed", sa.LargeBinary),
     _column("updated_at", sa.BigInteger),
 )
+
+# Indexes of some rows only: (table, columns, condition)
+_PARTIAL = {
+    "jobs_queue": ("jobs", ("phase", "priority DESC", "id"), "phase = 'queued'"),
+    "documents_snapshot": ("documents", ("snapshot",), "snapshot IS NOT NULL"),
+    "attempts_open": ("attempts", ("id",), "phase <> 'ended'"),
+}
+
+
+def make_metadata(dialect: str) -> sa.MetaData:
+    """All tables and indexes for "sqlite" or "postgresql". Conditions named for both would import both dialects."""
+    metadata = sa.MetaData()
+    for table in _tables.sorted_tables:
+        table.to_metadata(metadata)
+    for name, (of, columns, where) in _PARTIAL.items():
+        own = metadata.tables[of]
+        condition: Any = {f"{dialect}_where": sa.text(where)}
+        sa.Index(name, *(_ordered(own, column) for column in columns), **condition)
+    return metadata
+
+
+def _ordered(table: sa.Table, column: str) -> sa.ColumnElement[Any]:
+    name, _, descending = column.partition(" ")
+    return table.c[name].desc() if descending else table.c[name]

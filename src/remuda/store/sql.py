@@ -81,7 +81,7 @@ class SqlStore:
             raise told from error
 
     async def close(self) -> None:
-        for workers in (self._writers, self._readers):
+        for workers in (self._readers, self._writers):  # the last to close, a writer, empties the WAL
             if workers is not None:
                 await asyncio.to_thread(workers.close)
 

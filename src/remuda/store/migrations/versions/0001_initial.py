@@ -67,7 +67,7 @@ def _create_jobs() -> None:
     op.create_index("jobs_project_phase", "jobs", ["project", "phase", "id"])
     queued = sa.text("phase = 'queued'")
     op.create_index(
-        "jobs_queue", "jobs", [sa.text("priority DESC"), "id"], sqlite_where=queued, postgresql_where=queued
+        "jobs_queue", "jobs", ["phase", sa.text("priority DESC"), "id"], sqlite_where=queued, postgresql_where=queued
     )
     op.create_table(
         "documents",

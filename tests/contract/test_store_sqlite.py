@@ -1,0 +1,398 @@
+"""What only a file can do: fill up, be locked, be damaged, be killed, be shared by two processes."""
+
+import asyncio
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.contract.store_suite import (
+    NOW,
+    begin,
+    make_charge,
+    make_event,
+    make_host,
+    make_job,
+    make_node,
+    store_url,
+    submit,
+)
+
+from remuda.domain.jobs import JobPhase
+from remuda.store.base import Changes, Full, Mismatch, Stale, Unusable
+from remuda.store.drivers import Session, choose_journal
+from remuda.store.open import open_store
+from remuda.store.sql import SqlStore
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "remuda.db"
+
+
+@pytest.fixture
+async def store(path: Path, anyio_backend: str) -> AsyncIterator[SqlStore]:
+    opened = SqlStore(f"sqlite:///{path}", journal="wal")
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+async def run_on_writer(store: SqlStore, *statements: str) -> None:
+    """Set something on the one connection that writes."""
+    for statement in statements:
+        await store._write(lambda session, text=statement: session.run(text).fetchall())
+
+
+async def test_the_file_is_private_and_has_its_journal(store: SqlStore, path: Path, tmp_path: Path) -> None:
+    assert path.stat().st_mode & 0o777 == 0o600
+    await submit(store, "j1")
+    assert (tmp_path / "remuda.db-wal").exists()
+    other = SqlStore(f"sqlite:///{tmp_path}/other.db", journal="delete")
+    await other.open()
+    await submit(other, "j1")
+    await other.close()
+    assert not (tmp_path / "other.db-wal").exists()
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+async def test_a_file_can_change_its_journal(path: Path) -> None:
+    for journal in ("wal", "delete", "wal"):
+        opened = open_store(f"sqlite:///{path}", journal=journal)
+        await opened.open()
+        await submit(opened, f"j-{journal}-{len((await opened.list_jobs(None)).jobs)}")
+        await opened.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("SELECT COUNT(*) FROM jobs").fetchone() == (3,)
+
+
+def test_the_journal_follows_the_file_system() -> None:
+    mounts = "\n".join(
+        [
+            "/dev/sda1 / ext4 rw 0 0",
+            "srv:/home /home nfs4 rw 0 0",
+            "srv:/b /home/local\\040disk xfs rw 0 0",
+            "x /mnt fuse.sshfs rw 0 0",
+        ]
+    )
+    wanted = {
+        "/var/db": "wal",
+        "/home/ann/x.db": "delete",
+        "/home/local disk/x.db": "wal",
+        "/mnt/x": "delete",
+        "/homes/x": "wal",
+    }
+    assert {path: choose_journal(Path(path), mounts) for path in wanted} == wanted
+    assert choose_journal(Path("/x"), "") == "wal"
+
+
+async def test_a_full_disk_writes_nothing(store: SqlStore) -> None:
+    job = await submit(store, "j1")
+    attempt = await begin(store, job)
+    pages = await store._read(lambda session: session.run("PRAGMA page_count").fetchall()[0][0])
+    await run_on_writer(store, f"PRAGMA max_page_count={pages}")
+    big = "x" * 50_000
+    writes = [
+        store.commit(Changes(jobs=[replace(job, reason=big)], nodes=[make_node(attempt)])),
+        submit(store, "j2", name=big),
+        store.commit(Changes(events=[make_event(job, big)])),
+    ]
+    with pytest.raises(Full, match="free some disk space"):
+        await writes[0]
+    results = await asyncio.gather(*writes[1:], return_exceptions=True)
+    assert [type(result) for result in results] == [Full, Full]
+    assert await store.job("j1") == job
+    assert await store.nodes(attempt.id) == []
+    await run_on_writer(store, "PRAGMA max_page_count=100000")
+    await store.commit(Changes(jobs=[replace(job, reason=big)], nodes=[make_node(attempt)]))
+    assert (await store.job("j1")).reason == big
+
+
+@pytest.mark.system
+def test_a_full_file_system_writes_nothing(tmp_path: Path) -> None:
+    """On a real file system of 8 MiB, in a process of its own, which then goes on when there is room again."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system; to run this: be root outside of a restricted container")
+    try:
+        done = subprocess.run([sys.executable, "-c", _FILL, tmp_path], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["Full", "read", "written", "reopened"]
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+_FILL = """
+import asyncio, os, sys
+from tests.contract.store_suite import submit
+from remuda.store.base import Full
+from remuda.store.sql import SqlStore
+
+async def main(folder):
+    url = f"sqlite:///{folder}/remuda.db"
+    store = SqlStore(url)
+    await store.open()
+    with open(f"{folder}/ballast", "wb") as ballast:
+        ballast.write(b"x" * 1_000_000)
+    acked = []
+    try:
+        for i in range(10_000):
+            acked.append((await submit(store, f"j{i:05}", user="u" * 500)).id)
+    except Full as error:
+        print("Full")
+    for job_id in acked:
+        await store.job(job_id)
+    assert len((await store.list_jobs(None, limit=20_000)).jobs) == len(acked) > 20
+    print("read")
+    os.remove(f"{folder}/ballast")
+    await submit(store, "later")
+    print("written")
+    await store.close()
+    store = SqlStore(url)
+    await store.open()
+    assert len((await store.list_jobs(None, limit=20_000)).jobs) == len(acked) + 1
+    print("reopened")
+    await store.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_read_only_database_is_unusable(store: SqlStore) -> None:
+    await submit(store, "j1")
+    await run_on_writer(store, "PRAGMA query_only=ON")
+    with pytest.raises(Unusable, match="read-only"):
+        await submit(store, "j2")
+    assert len((await store.list_jobs(None)).jobs) == 1
+
+
+async def test_a_lock_that_stays_is_unusable(store: SqlStore, path: Path) -> None:
+    await run_on_writer(store, "PRAGMA busy_timeout=20")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unusable, match="locked by another process"):
+            await submit(store, "j1")
+        assert (await store.list_jobs(None)).jobs == []  # readers go on
+    await submit(store, "j1")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("sqlite:////nowhere/at/all/remuda.db", "cannot write /nowhere"),
+        ("sqlite://", "needs a file"),
+        ("mysql://x/y", "expected memory:"),
+        ("postgresql://nobody@127.0.0.1:1/none", "check that it runs"),
+    ],
+)
+async def test_what_cannot_be_opened_says_why(url: str, text: str) -> None:
+    with pytest.raises(Unusable, match=text):
+        await open_store(url).open()
+
+
+async def test_a_damaged_file_is_unusable(path: Path) -> None:
+    path.write_bytes(b"this is no database at all, " * 100)
+    with pytest.raises(Unusable, match="damaged"):
+        await open_store(f"sqlite:///{path}").open()
+
+
+async def test_another_programs_database_is_left_alone(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE songs (title TEXT)")
+    with pytest.raises(Unusable, match=r"another program.*songs"):
+        await open_store(f"sqlite:///{path}").open()
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
+
+
+async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
+    store = open_store(f"sqlite:///{path}")
+    with pytest.raises(Unusable, match="not open"):
+        await store.job("x")
+    await store.open()
+    await store.close()
+    with pytest.raises(Unusable, match="closed"):
+        await store.job("x")
+
+
+async def test_a_bad_write_does_not_harm_those_beside_it(store: SqlStore) -> None:
+    job = await submit(store, "j0")
+    results = await asyncio.gather(
+        submit(store, "j1"),
+        store.commit(Changes(jobs=[replace(job, exit_code=1 << 70)])),
+        submit(store, "j2"),
+        store._write(lambda session: session.rollback()),  # one that loses the whole transaction
+        submit(store, "j3"),
+        store.commit(Changes(jobs=[replace(job, version=9)])),
+        store._write(lambda _: 1 // 0),
+        submit(store, "j4"),
+        return_exceptions=True,
+    )
+    kinds = [type(result).__name__ for result in results]
+    assert (kinds[1], kinds[5], kinds[6]) == ("Mismatch", "Stale", "ZeroDivisionError")
+    assert isinstance(results[1], Mismatch)
+    assert isinstance(results[5], Stale)
+    assert [j.id for j in (await store.list_jobs(None)).jobs] == ["j4", "j3", "j2", "j1", "j0"]
+    assert await store.job("j0") == job
+
+
+async def test_a_cancelled_caller_leaves_the_store_whole(store: SqlStore) -> None:
+    waiting = [asyncio.ensure_future(submit(store, f"j{i:02}")) for i in range(20)]
+    await asyncio.sleep(0)
+    for task in waiting[::2]:
+        task.cancel()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    stored = {job.id for job in (await store.list_jobs(None, limit=100)).jobs}
+    assert {result.id for result in results if not isinstance(result, BaseException)} <= stored
+    assert len(stored) == len({job.name for job in (await store.list_jobs(None, limit=100)).jobs})
+
+
+async def test_two_stores_on_one_file_see_each_other(store: SqlStore, path: Path) -> None:
+    other = SqlStore(f"sqlite:///{path}")
+    await other.open()
+    job = await submit(store, "j1")
+    assert await other.job("j1") == job
+    await asyncio.gather(*(submit(each, f"k{i}{j}") for i, each in enumerate((store, other)) for j in range(20)))
+    assert len({j.name for j in (await other.list_jobs(None)).jobs}) == 41
+    changed = replace(job, origin=replace(job.origin, image_digest="new"))
+    await other.commit(Changes(jobs=[changed]))
+    with pytest.raises(Stale):
+        await store.commit(Changes(jobs=[replace(job, reason="late")]))
+    assert (await store.job("j1")).origin.image_digest == "new"  # not the one remembered
+    assert await other.installation() == await store.installation()
+    await other.close()
+
+
+_WRITE = """
+import asyncio, sys
+from tests.contract.store_suite import submit
+from remuda.store.sql import SqlStore
+
+async def main():
+    store = SqlStore(sys.argv[1])
+    await store.open()
+    async def work(n):
+        for i in range(100_000):
+            print((await submit(store, f"j{n}-{i:06}")).id, flush=True)
+    await asyncio.gather(*(work(n) for n in range(4)))
+
+asyncio.run(main())
+"""
+
+
+async def test_what_was_answered_survives_a_kill(path: Path) -> None:
+    url = store_url("sqlite-wal", path.parent)
+    with subprocess.Popen([sys.executable, "-c", _WRITE, url], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        answered = [process.stdout.readline().strip() for _ in range(200)]
+        process.send_signal(signal.SIGKILL)
+        answered += [line.strip() for line in process.stdout if line.endswith("\n")]
+    store = SqlStore(url)
+    await store.open()
+    for job_id in answered:
+        assert (await store.job(job_id)).id == job_id
+        assert len(await store.events(job_id)) == 1
+    await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_free_name_takes_the_same_few_statements(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(300):
+        await submit(store, f"j{i:03}")
+    run, texts = Session.run, []
+
+    def counted(session: Session, sql: str, values: "tuple[object, ...]" = ()) -> object:
+        texts.append(sql)
+        return run(session, sql, values)
+
+    monkeypatch.setattr(Session, "run", counted)
+    assert (await submit(store, "later")).name == "train-301"
+    assert len(texts) <= 6
+
+
+async def test_listings_walk_an_index(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No listing reads a whole table or sorts: that is what keeps 100,000 jobs cheap."""
+    await store.put_host(make_host())
+    job = await submit(store, "j1")
+    await store.commit(Changes(charges=[make_charge(await begin(store, job), 1)]))
+    run, asked = Session.run, []
+
+    def noted(session: Session, sql: str, values: "tuple[object, ...]" = ()) -> object:
+        asked.append((sql, values))
+        return run(session, sql, values)
+
+    monkeypatch.setattr(Session, "run", noted)
+    some = {JobPhase.QUEUED, JobPhase.RUNNING}
+    for project in ("p", None):
+        await store.list_jobs(project)
+        await store.list_jobs(project, cursor="j9")
+        await store.list_jobs(project, {JobPhase.DONE}, cursor="j9")
+        await store.list_jobs(project, some)
+        await store.list_jobs(project, some, cursor="j9")
+        await store.open_attempts(project)
+    await store.waiting(NOW, 5)
+    await store.next_waiting(NOW)
+    await store.queue_position(job)
+    await store.unfinished()
+    await store.job("j1")
+    await store.find_job("p", "train")
+    await store.events("j1")
+    await store.charges("j1")
+    await store.spent("p")
+    await store.snapshots()
+    monkeypatch.undo()
+    assert len(asked) >= 20
+    for sql, values in asked:
+        steps = await store._read(lambda s, q=sql, v=values: s.run(f"EXPLAIN QUERY PLAN {q}", v).fetchall())
+        plan = "\n".join(str(step[3]) for step in steps)
+        scans = re.findall(r"SCAN (?!p\d|\()\w+(?! USING)(?:$|\n)", plan)
+        assert not scans, f"{sql}\n{plan}"
+        if "UNION" not in sql and "FROM charges" not in sql:  # these sort the few rows that they return
+            assert "TEMP B-TREE" not in plan, f"{sql}\n{plan}"
+
+
+def test_opening_imports_little(path: Path) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from remuda.store.open import open_store\n"
+        "assert 'sqlalchemy' not in sys.modules\n"
+        f"store = open_store('sqlite:///{path}')\n"
+        "async def main():\n    await store.open()\n    await store.list_jobs(None)\n    await store.close()\n"
+        "asyncio.run(main())\n"
+        "print(*sorted(sys.modules))"
+    )
+    for needs_schema in (True, False):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        modules = set(done.stdout.split())
+        assert not modules & {"sqlalchemy.orm", "alembic", "psycopg", "sqlalchemy.dialects.postgresql", "cryptography"}
+        assert ("remuda.store.schema" in modules) == needs_schema
+
+
+async def test_nothing_of_a_closed_store_stays(path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    store = SqlStore(f"sqlite:///{path}", journal="wal")
+    await store.open()
+    await asyncio.gather(*(store.list_jobs(None) for _ in range(20)), submit(store, "j1"))
+    await store.close()
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    assert [name for name in os.listdir(path.parent) if name.startswith("remuda")] == ["remuda.db"]
+
+
+def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
+    """A guard for the person who adds a column: the update must set all but the three that never change."""
+    from remuda.store.rows import JOB_COLUMNS, job_values
+    from remuda.store.schema import make_metadata
+
+    assert len(job_values(make_job("j1"), 1)) == len(JOB_COLUMNS.split(", "))
+    assert {*JOB_COLUMNS.split(", "), "place", "spent"} == set(make_metadata("sqlite").tables["jobs"].c.keys())
