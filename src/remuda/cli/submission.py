@@ -29,11 +29,9 @@ def submit(
     ceiling_micros: int | None = None,
 ) -> "Submitted":
     """Queue the task. Where it would cost money and nobody has consented yet, show the price and ask."""
-    import os
+    from remuda.client import ApiError, make_key
 
-    from remuda.client import ApiError
-
-    key = os.urandom(16).hex()
+    key = make_key()
 
     def ask_server(consent: bool) -> "Submitted":
         return client.submit(

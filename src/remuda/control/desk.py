@@ -91,8 +91,12 @@ class JobDesk:
         user: str = "",
         consented: bool = False,
         ceiling: Money | None = None,
+        job_id: str | None = None,
     ) -> Job:
-        """Queue a job; its name is the task's, or the first free of name-2, name-3... Raises NotHonoured."""
+        """Queue a job; its name is the task's, or the first free of name-2, name-3... Raises NotHonoured.
+
+        `job_id` is an id that the caller proposes, so that a repeated submission is found out. Raises Stale if taken.
+        """
         now = self._clock.now()
         not_before = None
         if task.schedule is not None:
@@ -102,7 +106,7 @@ class JobDesk:
                 )
             not_before = task.schedule.at
         job = Job(
-            id=self._ids.make(),
+            id=job_id or self._ids.make(),
             project=project,
             name=task.name,
             user=user,

@@ -18,11 +18,12 @@ from remuda.control.sweep import EVERY, SWEEP, Sweep, Sweeper
 from remuda.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from remuda.control.worklist import Worklist
 from remuda.domain.jobs import Job
-from remuda.providers.base import Carrier, Provider, RunsAgentsHere, SharesHosts, SignalsChanges, TryAgain
+from remuda.providers.base import Carrier, Provider, ProviderError, RunsAgentsHere, SharesHosts, SignalsChanges
 from remuda.store.base import NotFound, Store
 
 _HOSTS = "hosts"  # the key under which shared hosts are published
 _HOSTS_EVERY = timedelta(minutes=1)
+_SIGNALS_PAUSE = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +52,7 @@ class Plant:
     ) -> None:
         self._store = store
         self._providers = providers
+        self._clock = clock
         self._worklist = Worklist(clock.now)
         self.places = Places(providers, clock)
         supplies = Supplies(
@@ -112,6 +114,11 @@ class Plant:
                 await self._task
             self._task = None
 
+    @property
+    def running(self) -> bool:
+        """False before `start`, after `stop`, and when control broke down, which its task's error explains."""
+        return self._task is not None and not self._task.done()
+
     async def idle(self) -> bool:
         """Whether nothing is left to do: the embedded server may then stop by itself."""
         return not await self._store.unfinished()
@@ -139,14 +146,19 @@ class Plant:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._driver.run())
-            for provider in self._providers.values():
+            for name, provider in self._providers.items():
                 if isinstance(provider, SignalsChanges):
-                    group.create_task(self._follow(provider))
+                    group.create_task(self._follow(name, provider))
 
-    async def _follow(self, provider: SignalsChanges) -> None:
+    async def _follow(self, name: str, provider: SignalsChanges) -> None:
         """Turn a provider's signals into looks; without them the polls would find out, later."""
         while True:
-            gang = await provider.changed()
+            try:
+                gang = await provider.changed()
+            except (ProviderError, OSError) as error:
+                _log.warning("no signals from a place; polling", exc_info=error, extra={"provider": name})
+                await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
+                continue
             try:
                 attempt = await self._store.attempt_of_gang(gang)
             except NotFound:
@@ -160,7 +172,7 @@ class Plant:
             if isinstance(provider, SharesHosts):
                 try:
                     hosts = await provider.hosts()
-                except TryAgain:
+                except ProviderError:
                     continue
                 for host in hosts:
                     if known.get(host.name) != host:
