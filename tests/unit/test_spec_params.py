@@ -1,11 +1,13 @@
 """Parameters: types, overrides, substitution."""
 
+import json
 from collections.abc import Mapping
 
 import pytest
 
 from remuda.domain.tasks import Scalar, Task
 from remuda.spec import SpecError, parse_task
+from remuda.spec.fields.params import escape
 
 
 def task(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> Task:
@@ -79,6 +81,11 @@ def test_values_are_put_into_texts_as_written() -> None:
     got = task("{lr: 1e-3, name: a b}", run)
     assert got.run == "a 1e-3 ${{ kept }}\nb a b\n"
     assert got.env == {"A": "1e-3x"}
+
+
+@pytest.mark.parametrize("text", ["${{", "$${{ x", "${{ params.lr }}", "$$${{ a }} ${{", "}} ${{ ${{ }}", "a $"])
+def test_what_is_escaped_comes_back(text: str) -> None:
+    assert task("{lr: 1}", f"run: {json.dumps(escape(text))}").run == text
 
 
 def test_a_whole_value_keeps_the_type_of_its_parameter() -> None:

@@ -22,18 +22,26 @@ def command(file: Path, defaults: bool) -> None:
     Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. An existing file is
     overwritten only after a question.
     """
+    from remuda.spec import SpecError, parse_task
     from remuda.spec.starter import make_starter
 
-    if not defaults and not sys.stdin.isatty():
+    if not defaults and not _has_terminal():
         raise Failure("there is no terminal to ask on", "`remuda init --defaults` asks nothing", exit_code=2)
     _check_file(file, ask=not defaults)
     text = make_starter(_defaults(file) if defaults else _ask(file))
     try:
+        parse_task(text, file=str(file))
         file.write_text(text)
+    except SpecError as error:
+        raise Failure(f"this makes no valid task file:\n{error}", "start again with other answers") from error
     except OSError as error:
         raise Failure(f"cannot write {file}: {error.strerror}") from error
     click.echo(f"wrote {file}")
     click.echo(f"what it would cost: remuda plan {file}    run it: remuda run {file}")
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _check_file(file: Path, *, ask: bool) -> None:

@@ -251,8 +251,9 @@ class _Cache:
             content = json.loads(file.read_bytes())
         except (OSError, ValueError):
             return
-        if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT and isinstance(content["files"], dict):
-            self._known = content["files"]
+        files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
+        if isinstance(files, dict):
+            self._known = files
 
     def get(self, path: str, seen: os.stat_result) -> str | None:
         row = self._known.get(path)
@@ -261,8 +262,11 @@ class _Cache:
         # Within one tick of the clock a file can change and keep its times; git calls such entries racy.
         if max(seen.st_mtime_ns, seen.st_ctime_ns) > self._written_ns - _SETTLE_NS:
             return None
+        digest = row[4]
+        if not isinstance(digest, str) or len(digest) != 64:
+            return None
         self._fresh[path] = row
-        return str(row[4])
+        return digest
 
     def put(self, path: str, seen: os.stat_result, digest: str) -> None:
         self._fresh[path] = [*_identity(seen), digest]

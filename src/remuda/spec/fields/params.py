@@ -15,8 +15,7 @@ TYPES: Final[Mapping[str, type]] = {"int": int, "float": float, "str": str, "boo
 _SLIPS = {"integer": "int", "number": "float", "double": "float", "string": "str", "text": "str", "boolean": "bool"}
 _NAME = "[A-Za-z_][A-Za-z0-9_]*"
 # `$${{` stands for a literal `${{`.
-_EXPRESSION = re.compile(r"(\$?)\$\{\{(.*?)\}\}", re.DOTALL)
-_LEFT_OPEN = re.compile(r"\$\{\{")
+_EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,24 +149,24 @@ def _fill(node: ScalarNode, values: Mapping[str, Written | None], notes: Notes) 
     bad = False
     parts: list[str] = []
     end = 0
-    whole = _EXPRESSION.fullmatch(node.text.strip())
     found = list(_EXPRESSION.finditer(node.text))
+    whole = len(found) == 1 and found[0][0] == node.text.strip()
     for match in found:
         parts.append(node.text[end : match.start()])
         end = match.end()
-        if match[1]:
-            parts.append(match[0][1:])
+        if match[1] is None:
+            parts.append("${{")
             continue
-        written = _look_up(match[2].strip(), values)
+        written = _look_up(match[1].strip(), values)
         if isinstance(written, Wrong):
             bad = True
             _note(node, match, written, notes)
             written = None
-        if whole and len(found) == 1:
+        if whole:
             return replace(node, text="", value=None, plain=True) if written is None else _put(node, written)
         parts.append(written.text if written else "")
     parts.append(node.text[end:])
-    if not bad and _LEFT_OPEN.search(_EXPRESSION.sub("", node.text)):
+    if not bad and "${{" in _EXPRESSION.sub(" ", node.text):
         suggestion = "write `${{ params.NAME }}`, or `$${{` for the characters themselves"
         notes.add(node.mark, "`${{` is never closed", suggestion=suggestion)
     text = "".join(parts)

@@ -1,0 +1,124 @@
+"""`remuda validate` and `remuda init` as a person and a program use them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from remuda.cli.init import command as init
+from remuda.cli.validate import command as validate
+from remuda.spec import load_task
+
+
+def run(command: object, *arguments: str, answers: str | None = None) -> Result:
+    return CliRunner().invoke(command, list(arguments), input=answers)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "My Project"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    return home
+
+
+def test_a_right_file_is_told_in_words(folder: Path) -> None:
+    (folder / "a.yaml").write_text("name: a\nparams: {n: 1}\nrun: x\nnodes: ${{ params.n }}\nresources: {gpu: H100:8}")
+    result = run(validate, "a.yaml", "--param", "n=2")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("a.yaml is fine.\n")
+    assert "2 nodes, each with 8 H100" in result.stdout
+
+
+def test_wrong_files_are_all_told_with_exit_code_2(folder: Path) -> None:
+    (folder / "a.yaml").write_text("run: x\nnodes: 0\nresorces: {}")
+    (folder / "b.yaml").write_text("run: x")
+    result = run(validate, "a.yaml", "b.yaml", "c.yaml")
+    assert result.exit_code == 2
+    assert "a.yaml:2:8: 0 is too small" in result.stderr
+    assert "did you mean `resources`?" in result.stderr
+    assert "c.yaml: there is no such file" in result.stderr
+    assert "b.yaml is fine." in result.stdout
+
+
+def test_json_for_programs(folder: Path) -> None:
+    (folder / "a.yaml").write_text("run: x\nnodes: 0\nlimits: {deadline: 2020-01-01T00:00Z}")
+    (folder / "b.yaml").write_text("run: x\nlimits: {budget: 3}")
+    result = run(validate, "-o", "json", "a.yaml", "b.yaml")
+    assert result.exit_code == 2
+    wrong, right = json.loads(result.stdout)
+    assert [(each["line"], each["column"]) for each in wrong["problems"]] == [(2, 8), (3, 10)]
+    assert "ago" in wrong["problems"][1]["message"]
+    assert (wrong["valid"], wrong["task"]) == (False, None)
+    assert right["valid"] is True
+    assert right["task"]["limits"]["budget"] == {"micros": 3_000_000}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"\xff\xfe", "not text in UTF-8"), (b"x" * (5 << 20), "more than 4 MiB")]
+)
+def test_files_that_are_no_text(folder: Path, content: bytes, words: str) -> None:
+    (folder / "a.yaml").write_bytes(content)
+    result = run(validate, "a.yaml")
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_folder_instead_of_a_file(folder: Path) -> None:
+    assert "name the file in it" in run(validate, ".").stderr
+
+
+def test_the_schema_is_printed() -> None:
+    assert json.loads(run(validate, "--schema").stdout)["title"] == "Remuda task file"
+
+
+def test_no_file_is_a_usage_error() -> None:
+    result = run(validate)
+    assert result.exit_code == 2
+    assert "remuda validate task.yaml" in result.stderr
+
+
+def test_init_without_questions(folder: Path) -> None:
+    result = run(init, "--defaults")
+    assert result.exit_code == 0, result.output
+    assert load_task("task.yaml").task.name == "my-project"
+    assert "remuda run task.yaml" in result.stdout
+
+
+def test_init_never_overwrites_unasked(folder: Path) -> None:
+    (folder / "task.yaml").write_text("mine")
+    result = run(init, "--defaults")
+    assert result.exit_code == 2
+    assert (folder / "task.yaml").read_text() == "mine"
+
+
+def test_init_without_a_terminal_says_what_to_do(folder: Path) -> None:
+    result = run(init, answers="")
+    assert result.exit_code == 2
+    assert "--defaults" in result.stderr
+    assert not (folder / "task.yaml").exists()
+
+
+def test_init_asks_again_where_an_answer_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remuda.cli.init._has_terminal", lambda: True)
+    answers = ["My Job", "my-job", "python train.py", "H1O0:8", "H100:8", "only", "/data", "ckpt", "much", "12.50"]
+    result = run(init, "job.yaml", answers="\n".join(answers) + "\n")
+    assert result.exit_code == 0, result.output
+    assert "write my-job" in result.output
+    task = load_task("job.yaml").task
+    assert (task.name, task.run.strip(), task.resources.spot) == ("my-job", "python train.py", "only")
+    assert task.resources.accelerators[0].count_min == 8
+    assert task.checkpoint is not None
+    assert task.limits.budget is not None
+    assert task.limits.budget.usd == 12.5
+
+
+def test_init_asks_before_it_overwrites(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remuda.cli.init._has_terminal", lambda: True)
+    (folder / "task.yaml").write_text("mine")
+    result = run(init, answers="n\n")
+    assert result.exit_code == 1
+    assert (folder / "task.yaml").read_text() == "mine"
+    assert run(init, answers="y\n\n\n\n\n\n\n").exit_code == 0
+    assert load_task("task.yaml").task.name == "my-project"

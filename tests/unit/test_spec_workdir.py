@@ -1,0 +1,263 @@
+"""Frozen folders: what belongs to one, its hash, its cache and its refusals."""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remuda.spec.ignore import list_files
+from remuda.spec.workdir import FreezeError, Snapshot, freeze
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
+    subprocess.run(["git", *author, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def paths(snapshot: Snapshot) -> list[str]:
+    return [entry.path for entry in snapshot.entries]
+
+
+FILES = {
+    ".gitignore": "*.log\n/build/\n!keep.log\n",
+    "train.py": "print(1)",
+    "a.log": "x",
+    "keep.log": "x",
+    "build/out": "x",
+    "sub/build/in": "x",
+    "sub/.gitignore": "!a.log\n*.tmp\n",
+    "sub/a.log": "x",
+    "sub/b.tmp": "x",
+    "sub/deep/b.tmp": "x",
+    "data/big.bin": "x" * 1000,
+    ".remudaignore": "data/\n",
+    ".venv/bin/python": "x",
+    "sub/__pycache__/a.pyc": "x",
+    "ünïcode name.txt": "x",
+}
+KEPT = [
+    ".gitignore",
+    ".remudaignore",
+    "keep.log",
+    "sub/.gitignore",
+    "sub/a.log",
+    "sub/build/in",
+    "train.py",
+    "ünïcode name.txt",
+]
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_ignore_files_are_honoured_with_git_and_without(tmp_path: Path, repository: bool) -> None:
+    write(tmp_path, FILES)
+    if repository:
+        git(tmp_path, "init")
+    assert paths(freeze(tmp_path)) == KEPT
+
+
+def test_a_tracked_file_belongs_although_ignored_and_a_deleted_one_does_not(tmp_path: Path) -> None:
+    write(tmp_path, {".gitignore": "*.log\n", "a.log": "x", "gone": "x", "own": "x", ".git/info/exclude": "private\n"})
+    git(tmp_path, "init")
+    git(tmp_path, "add", "-f", "a.log", "gone", "own")
+    write(tmp_path, {".remudaignore": "own\n", "private": "x"})
+    (tmp_path / "gone").unlink()
+    assert paths(freeze(tmp_path)) == [".gitignore", ".remudaignore", "a.log"]
+
+
+def test_a_repository_within_and_a_folder_of_one(tmp_path: Path) -> None:
+    write(tmp_path, {"outer.txt": "x", "lib/.gitignore": "*.o\n", "lib/a.c": "x", "lib/a.o": "x", "lib/sub/b.c": "x"})
+    git(tmp_path, "init")
+    git(tmp_path / "lib", "init")
+    assert paths(freeze(tmp_path)) == ["lib/.gitignore", "lib/a.c", "lib/sub/b.c", "outer.txt"]
+    assert paths(freeze(tmp_path / "lib" / "sub")) == ["b.c"]
+
+
+def test_a_folder_that_the_repository_around_it_ignores(tmp_path: Path) -> None:
+    write(tmp_path, {".gitignore": "*\n", "work/train.py": "x", "work/.gitignore": "*.log\n", "work/a.log": "x"})
+    git(tmp_path, "init")
+    assert paths(freeze(tmp_path / "work")) == [".gitignore", "train.py"]
+
+
+NAMES = st.sampled_from(["a", "b", "c.log", "d"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+PATTERNS = st.builds(
+    lambda bang, slash, body, end: bang + slash + body + end,
+    st.sampled_from(["", "", "!"]),
+    st.sampled_from(["", "", "/"]),
+    st.sampled_from(["a", "b", "*.log", "d", "a/b", "**/d", "a/**", "*", "b/c.log", "[ab]", "?"]),
+    st.sampled_from(["", "", "/"]),
+)
+TREES = st.dictionaries(PATHS, st.just("x"), min_size=1, max_size=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TREES, st.lists(PATTERNS, max_size=4), st.lists(PATTERNS, max_size=3))
+def test_without_git_the_rules_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str], outer: list[str], inner: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("same")
+    for path in tree:
+        try:
+            write(folder, {path: "x"})
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            continue  # a name that is a folder of another path
+    (folder / ".gitignore").write_text("\n".join(outer))
+    if (folder / "a").is_dir():
+        (folder / "a" / ".gitignore").write_text("\n".join(inner))
+    walked = list_files(folder)
+    git(folder, "init")
+    assert walked == list_files(folder)
+
+
+def test_the_hash_depends_on_content_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name, {"b.sh": "echo", "a/x": "1"})
+    os.utime(tmp_path / "two" / "b.sh", (1, 1))
+    os.chmod(tmp_path / "two" / "b.sh", 0o600)
+    one, two = freeze(tmp_path / "one"), freeze(tmp_path / "two")
+    assert one.hash == two.hash
+    os.chmod(tmp_path / "two" / "b.sh", 0o755)
+    runnable = freeze(tmp_path / "two")
+    assert runnable.hash != one.hash
+    (tmp_path / "two" / "a" / "x").write_text("2")
+    assert freeze(tmp_path / "two").hash != runnable.hash
+
+
+def test_the_manifest_is_what_an_agent_reads(tmp_path: Path) -> None:
+    write(tmp_path, {"a.sh": "echo"})
+    os.chmod(tmp_path / "a.sh", 0o700)
+    (tmp_path / "link").symlink_to("a.sh")
+    snapshot = freeze(tmp_path)
+    digest = hashlib.sha256(b"echo").hexdigest()
+    assert json.loads(snapshot.manifest) == {
+        "files": [
+            {"path": "a.sh", "sha256": digest, "mode": 0o755, "size": 4},
+            {"path": "link", "link": "a.sh"},
+        ]
+    }
+    assert snapshot.hash == hashlib.sha256(snapshot.manifest).hexdigest()
+    assert snapshot.blobs() == {digest: tmp_path / "a.sh", snapshot.hash: snapshot.manifest}
+    assert snapshot.size == 4
+    assert snapshot.biggest(1)[0].path == "a.sh"
+    assert snapshot.notes == ()
+
+
+def test_links_out_of_the_folder_and_special_files_are_noted(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    write(folder, {"a": "x"})
+    (folder / "out").symlink_to("/etc/hosts")
+    (folder / "up").symlink_to("../other")
+    (folder / "in").symlink_to("a")
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "sock"))
+        snapshot = freeze(folder)
+    assert paths(snapshot) == ["a", "in", "out", "up"]
+    assert len(snapshot.notes) == 4
+    assert any("pipe is left out: it is a named pipe" in note for note in snapshot.notes)
+    assert any("sock is left out: it is a socket" in note for note in snapshot.notes)
+    assert any("up is a link out of the folder" in note for note in snapshot.notes)
+
+
+def test_a_linked_folder_is_a_link(tmp_path: Path) -> None:
+    write(tmp_path, {"real/a": "x"})
+    (tmp_path / "again").symlink_to("real")
+    (tmp_path / "loop").symlink_to(".")
+    assert paths(freeze(tmp_path)) == ["again", "loop", "real/a"]
+
+
+@pytest.mark.parametrize(("limit", "words"), [({"most_bytes": 10}, "big.bin"), ({"most_files": 2}, "3 are in data")])
+def test_an_absurd_folder_is_refused_by_name(tmp_path: Path, limit: dict[str, int], words: str) -> None:
+    write(tmp_path, {"data/big.bin": "x" * 100, "data/b": "", "data/c": "", "a": "x"})
+    with pytest.raises(FreezeError) as caught:
+        freeze(tmp_path, **limit)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+    assert ".remudaignore" in caught.value.hint
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path, words in (
+        (tmp_path / "no", "does not exist"),
+        (tmp_path / "file", "is a file"),
+        (Path("/"), "no working"),
+    ):
+        with pytest.raises(FreezeError, match=words):
+            freeze(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"secret": "x"})
+    (tmp_path / "secret").chmod(0)
+    with pytest.raises(FreezeError, match="cannot read secret"):
+        freeze(tmp_path)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\xff")).write_text("x")
+    with pytest.raises(FreezeError, match="not UTF-8"):
+        freeze(tmp_path)
+
+
+def test_the_cache_saves_reading_and_never_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, cache = tmp_path / "work", tmp_path / "cache"
+    write(folder, {"a": "1", "b": "2"})
+    first = freeze(folder, cache=cache)
+    # The clock of the cache's file decides what is settled; move it on.
+    (entry,) = cache.iterdir()
+    later = entry.stat().st_mtime_ns + 10**10
+    os.utime(entry, ns=(later, later))
+    reads: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(stream: object, name: str) -> object:
+        reads.append(str(getattr(stream, "name", "")))
+        return digest(stream, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    assert freeze(folder, cache=cache).hash == first.hash
+    assert reads == []
+    os.utime(entry, ns=(later, later))
+    (folder / "b").write_text("3")
+    assert freeze(folder, cache=cache).hash != first.hash
+    assert [Path(name).name for name in reads] == ["b"]
+
+
+def test_a_file_changed_in_the_same_tick_is_read_again(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "work", tmp_path / "cache"
+    write(folder, {"a": "1"})
+    first = freeze(folder, cache=cache)
+    seen = (folder / "a").stat()
+    (folder / "a").write_text("2")
+    os.utime(folder / "a", ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert freeze(folder, cache=cache).hash != first.hash
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "files": []}', '{"format": 1}', '{"format": 9}'])
+def test_a_damaged_cache_costs_time_only(tmp_path: Path, content: str) -> None:
+    folder, cache = tmp_path / "work", tmp_path / "cache"
+    write(folder, {"a": "1"})
+    first = freeze(folder, cache=cache)
+    (entry,) = cache.iterdir()
+    entry.write_text(content)
+    assert freeze(folder, cache=cache).hash == first.hash
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
+    write(tmp_path, {"a": "12", "b": "345"})
+    told: list[tuple[int, int]] = []
+    freeze(tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert told == [(2, 5), (5, 5)]
