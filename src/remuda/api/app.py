@@ -43,13 +43,18 @@ def make_app(house: House) -> Application:
         redirect_slashes=False,
     )
     app.state.house = house
-    for router in _ROUTERS:
-        app.include_router(router)
+    add_routes(app)
     app.add_exception_handler(Problem, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_error)
     return app
+
+
+def add_routes(app: FastAPI) -> None:
+    """Put every route into an application."""
+    for router in _ROUTERS:
+        app.include_router(router)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -127,7 +127,7 @@ class _Server:
         server = _make_uvicorn(gate)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets))
-            while not server.started and not serving.done():
+            while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn tells it by this flag only
                 await asyncio.sleep(0.001)
             write_server(self._home.path, _describe(address, listen, house.started_at))
             self._settle()
@@ -304,7 +304,6 @@ def _start_log(configured: settings.Settings) -> None:
     handler.setFormatter(_Lines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def reference() -> str:
         "Every error of the API has the same form; `code` never changes its meaning, `message` is for people:",
         "",
         "```json",
-        '{"code": "job-not-found", "message": "project default has no job trian", "hint": "`remuda ps` lists the jobs"}',
+        '{"code": "job-not-found", "message": "project default has no job x", "hint": "`remuda ps` lists the jobs"}',
         "```",
         "",
         "| code | status | meaning | what to do |",

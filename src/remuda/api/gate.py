@@ -71,5 +71,3 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, shown: bytes | Non
     body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
     headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
     await reply(body, problem.status, headers)(scope, receive, send)
-
-

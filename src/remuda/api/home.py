@@ -144,7 +144,7 @@ class Home:
             return
         raise HomeError(
             "server-elsewhere",
-            f"{self.path} is served by the host {server.host} (process {server.pid}), and two servers must not share it",
+            f"{self.path} is served by the host {server.host} (process {server.pid}); two servers must not share it",
             f"use remuda on {server.host}, or stop it there with `remuda server stop`, "
             "or set REMUDA_HOME to another folder here",
         )
@@ -238,6 +238,4 @@ def _digest(path: str) -> str:
 def _unusable(path: str, error: OSError) -> HomeError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return HomeError("disk-full", f"no room in {path}", "make room on its disk, or set REMUDA_HOME elsewhere")
-    return HomeError(
-        "home-unusable", f"{path}: {error.strerror}", "set REMUDA_HOME to a folder that you can write to"
-    )
+    return HomeError("home-unusable", f"{path}: {error.strerror}", "set REMUDA_HOME to a folder that you can write to")

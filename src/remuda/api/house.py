@@ -12,7 +12,7 @@ from starlette.requests import Request
 from remuda.api.execs import Execs
 from remuda.api.tokens import Tokens
 from remuda.api.watch import Watch
-from remuda.control.agents import AgentDesk
+from remuda.control.plant import Plant
 from remuda.domain.jobs import Order
 from remuda.settings import Settings
 from remuda.store.base import Store
@@ -29,7 +29,7 @@ class House:
     """Everything a route may use. `on_network`: the state folder's disk is far away, and may be slow."""
 
     store: Store
-    agents: AgentDesk
+    plant: Plant
     logs: LogStore
     blobs: BlobStore
     sealer: Sealer
@@ -38,13 +38,13 @@ class House:
     watch: Watch
     settings: Settings
     now: Callable[[], datetime]
-    make_id: Callable[[], str]
     stop: Callable[[], None]
     address: str
     started_at: datetime
     database: str
     on_network: bool = False
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
+    snapshots: set[str] = field(default_factory=set)  # frozen folders that were seen to be complete
     polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
 
     async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -56,10 +56,10 @@ class House:
     async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
         """The next order of a rank; waits, but not for a server that stops."""
         if seconds <= 0 or self.watch.closed:
-            return await self.agents.order(gang, rank, after)
+            return await self.plant.agents.order(gang, rank, after)
         self.polling[gang] += 1
         try:
-            return await self.agents.wait_order(gang, rank, after, timedelta(seconds=seconds))
+            return await self.plant.agents.wait_order(gang, rank, after, timedelta(seconds=seconds))
         finally:
             self.polling[gang] -= 1
             if not self.polling[gang]:
@@ -69,7 +69,7 @@ class House:
         """Answer everybody who waits: the server stops."""
         self.watch.close()
         for gang in list(self.polling):
-            self.agents.notify(gang)
+            self.plant.agents.notify(gang)
 
 
 def house_of(request: Request) -> House:

@@ -28,7 +28,7 @@ _RAW = {"task": "Task", "origin": "Origin", "offer": "Offer"}
 def document(
     summary: str,
     *,
-    ask: type | None = None,
+    ask: type[msgspec.Struct] | None = None,
     answer: type | None = None,
     status: int = 200,
     errors: Sequence[str] = (),
@@ -49,7 +49,7 @@ def document(
     extra: dict[str, Any] = {}
     if ask is not None or sends:
         # A body all of whose fields have defaults may be left out.
-        required = sends or any(field.required for field in msgspec.structs.fields(ask)) if ask or sends else False
+        required = sends or (ask is not None and any(field.required for field in msgspec.structs.fields(ask)))
         extra = {"requestBody": {"required": required, "content": _BYTES if sends else _content(ask)}}
     return {
         "summary": summary,

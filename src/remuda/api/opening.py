@@ -1,19 +1,21 @@
 """Opens the house for the embedded server: store, places and control over one state folder, and closes it again."""
 
-import secrets
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+from remuda.agent.bundle import make_command
 from remuda.api.execs import Execs
 from remuda.api.home import Home
 from remuda.api.house import House
-from remuda.api.tokens import load_tokens
+from remuda.api.tokens import Tokens, load_tokens
 from remuda.api.watch import Watch
-from remuda.control.agents import AgentDesk, Supplies
 from remuda.control.clock import WallClock
+from remuda.control.plant import Plant, Surroundings
+from remuda.providers import registry
+from remuda.providers.base import Carrier
 from remuda.settings import Settings
 from remuda.store.base import Changes, Store
 from remuda.store.blobs import BlobStore
@@ -51,36 +53,61 @@ def watched(store: Store, watch: Watch) -> Store:
 @asynccontextmanager
 async def open_house(home: Home, settings: Settings, address: str, stop: Callable[[], None]) -> AsyncIterator[House]:
     """The open house; control runs inside. Raises StoreError, ProviderError."""
-    clock, watch = WallClock(), Watch()
     store = open_store(f"sqlite:///{home.file('remuda.db')}", journal="delete" if home.shared else "wal")
     await store.open()
     try:
-        seen = watched(store, watch)
-        root = Path(home.path)
-        sealer = Sealer(root / "key")
-
-        async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
-            return {}
-
-        agents = AgentDesk(seen, clock, lambda key: None, Supplies(open_secrets=open_secrets, storage=lambda job: "", accelerators=lambda j, a: 0))
+        clock, watch, root = WallClock(), Watch(), Path(home.path)
+        seen, tokens, sealer = watched(store, watch), load_tokens(home.file("agents.key")), Sealer(root / "key")
+        installation = await store.installation()
+        plant = Plant(
+            seen,
+            registry.load(
+                settings.providers,
+                installation=installation,
+                home=root / "providers",
+                agent_command=make_command(),
+                now=clock.now,
+            ),
+            clock,
+            installation=installation,
+            surroundings=make_surroundings(seen, sealer, tokens, address, root / "storage"),
+        )
         house = House(
             store=seen,
-            agents=agents,
+            plant=plant,
             logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
             blobs=BlobStore(root / "blobs"),
             sealer=sealer,
-            tokens=load_tokens(home.file("agents.key")),
+            tokens=tokens,
             execs=Execs(watch),
             watch=watch,
             settings=settings,
             now=clock.now,
-            make_id=lambda: secrets.token_hex(8),
             stop=stop,
             address=address,
             started_at=clock.now(),
             database="sqlite",
             on_network=home.shared,
         )
-        yield house
+        await plant.start()
+        try:
+            yield house
+        finally:
+            await plant.stop()
     finally:
         await store.close()
+
+
+def make_surroundings(store: Store, sealer: Sealer, tokens: Tokens, address: str, storage: Path) -> Surroundings:
+    """What control needs of us: how agents reach us, opened secrets, folders that outlive attempts."""
+
+    async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+        sealed = {secret.name: secret.sealed for secret in await store.secrets(project)}
+        known = {name: sealed[name] for name in names if name in sealed}
+        return await to_thread(lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()})
+
+    return Surroundings(
+        carrier=lambda gang: Carrier(address=address, token=tokens.of(gang)),
+        open_secrets=open_secrets,
+        storage=lambda job: str(storage / job.project / job.id),
+    )

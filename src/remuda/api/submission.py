@@ -1,5 +1,6 @@
 """From a submission to a stored job: everything is checked again here, whatever the client has checked."""
 
+import asyncio
 import re
 from asyncio import to_thread
 from collections.abc import Sequence
@@ -11,15 +12,66 @@ import msgspec
 from remuda.api.errors import Problem
 from remuda.api.house import House
 from remuda.client import wire
+from remuda.client.ids import read_time
 from remuda.domain.jobs import Job, Origin
+from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
-from remuda.domain.units import Money
+from remuda.domain.units import Money, format_duration, format_rate, format_usd
+from remuda.planner.placements import Situation
+from remuda.planner.prospects import Market, Prospects, find_prospects, match
 from remuda.spec import parse_task
-from remuda.store.base import Conflict, NotFound
+from remuda.store.base import NotFound, Stale
 
+_KEY_AGE_S = 900  # an older key could jump the queue, for ids are in the order of submission
+_MARKET_AGE = timedelta(seconds=60)  # a check before the queue's own may be this much behind
+_MARKET_WAIT_S = 5.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _decode_origin = msgspec.json.Decoder(Origin).decode
 _decode_manifest = msgspec.json.Decoder(dict[str, list[dict[str, msgspec.Raw]]]).decode
+
+
+async def submit_task(house: House, project: str, ask: wire.Submission, key: str | None) -> tuple[Job, bool]:
+    """Store the job; False where `key` had made it before. Raises Problem, SpecError."""
+    now = house.now()
+    origin = read_origin(ask)
+    if key is not None and not _is_of_now(key, now):
+        return await _made_before(house, project, key, origin), False
+    task = read_task(project, ask, now)
+    await check_secrets(house, task)
+    await check_snapshot(house, origin.snapshot)
+    await check_places(house, task, ask, now)
+    try:
+        job = await house.plant.jobs.submit(
+            task,
+            origin,
+            project,
+            user=ask.user,
+            consented=ask.consent,
+            ceiling=None if ask.ceiling_micros is None else Money(ask.ceiling_micros),
+            job_id=key,
+        )
+    except Stale:
+        if key is None:
+            raise
+        return await _made_before(house, project, key, origin), False
+    return job, True
+
+
+def _is_of_now(key: str, now: datetime) -> bool:
+    made = read_time(key)
+    return made is not None and abs(made - now.timestamp()) <= _KEY_AGE_S
+
+
+async def _made_before(house: House, project: str, key: str, origin: Origin) -> Job:
+    try:
+        job = await house.store.job(key)
+    except NotFound:
+        raise Problem(
+            "invalid-request", f"the idempotency key {key} is not of the last {_KEY_AGE_S // 60} minutes"
+        ) from None
+    if job.project != project or job.origin.task_text != origin.task_text:
+        raise Problem("key-reused", f"the idempotency key {key} made the job {job.name} of project {job.project}")
+    return job
 
 
 def read_task(project: str, ask: wire.Submission, now: datetime) -> Task:
@@ -77,5 +129,44 @@ def _missing_parts(house: House, snapshot: str) -> Sequence[str]:
             manifest = _decode_manifest(file.read())
         names = [msgspec.json.decode(each["sha256"], type=str) for each in manifest["files"] if "sha256" in each]
     except (msgspec.MsgspecError, KeyError, NotFound) as error:
-        raise Problem("invalid-request", f"the blob {snapshot[:12]}… is no list of a folder's files: {error}") from error
+        told = f"the blob {snapshot[:12]}… is no list of a folder's files: {error}"
+        raise Problem("invalid-request", told) from error
     return house.blobs.missing(names)
+
+
+async def check_places(house: House, task: Task, ask: wire.Submission, now: datetime) -> None:
+    """Raises Problem where no place can ever run the task, or only ones that cost money and nobody consented."""
+    try:
+        async with asyncio.timeout(_MARKET_WAIT_S):
+            snapshot = await house.plant.places.market(_MARKET_AGE)
+    except TimeoutError:
+        return  # the queue finds out, and says so in the job's story
+    job = Job(
+        id="", project=task.project, name=task.name, task=task, submitted_at=now, since=now, consented=ask.consent
+    )
+    prospects = _look(house, job, snapshot.market, now)
+    if not prospects.hopeless:
+        return
+    paid = prospects if ask.consent else _look(house, replace(job, consented=True), snapshot.market, now)
+    if not paid.offers:
+        raise Problem("no-offer", paid.reason or prospects.reason)
+    raise Problem("consent-needed", _price(task, paid.offers[0]))
+
+
+def _look(house: House, job: Job, market: Market, now: datetime) -> Prospects:
+    situation = Situation(submitted_at=now)
+    return find_prospects(job, market, match(job, market), house.plant.places.objections, situation=situation, now=now)
+
+
+def _price(task: Task, offer: Offer) -> str:
+    """What the best place costs per hour, and where the spending ends."""
+    rate = offer.rate.times(task.nodes)
+    nodes = f" for {task.nodes} nodes" if task.nodes > 1 else ""
+    if task.limits.budget is not None:
+        ceiling = f"at most {format_usd(task.limits.budget)}, by limits.budget"
+    elif task.limits.duration is not None:
+        most = rate.over(task.limits.duration)
+        ceiling = f"about {format_usd(most)} at most, by limits.duration ({format_duration(task.limits.duration)})"
+    else:
+        ceiling = "without a ceiling: limits.budget or limits.duration would set one"
+    return f"{task.name} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"

@@ -1,6 +1,7 @@
 """What the errors of the rooms below mean to who asked: each becomes a Problem, in this one place."""
 
 from remuda.api.errors import Later, Problem
+from remuda.control.desk import DeskError, NotHonoured
 from remuda.providers import base as places
 from remuda.spec.problems import SpecError
 from remuda.store import base as store
@@ -11,6 +12,10 @@ def explain(error: Exception) -> Problem | None:
     match error:
         case SpecError():
             return Problem("invalid-task", str(error), error.hint)
+        case NotHonoured():
+            return Problem("task-refused", str(error), error.hint)
+        case DeskError():
+            return Problem("conflict", str(error), error.hint)
         case store.Full():
             return Later("disk-full", str(error), after_s=10)
         case store.Unusable():

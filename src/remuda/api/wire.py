@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from remuda.api.errors import Problem
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
+_decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
 BODY_SECONDS = 30.0  # for a whole small body, and for each part of a large one
 MIB = 1024 * 1024
 
@@ -35,9 +35,11 @@ async def read(request: Request, kind: type[T], limit: int = MIB) -> T:
         raise Problem("invalid-request", f"the body cannot be read: {error}") from error
 
 
-@lru_cache
-def _decoder(kind: type[Any]) -> "msgspec.json.Decoder[Any]":
-    return msgspec.json.Decoder(kind)
+def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:

@@ -3,6 +3,7 @@
 from remuda.client.client import API, REVISION, Client, ExecChunk, LogChunk
 from remuda.client.embedded import connect
 from remuda.client.errors import ApiError, Incompatible, Lost, StartFailed, Unreachable
+from remuda.client.ids import make_key
 
 __all__ = [
     "API",
@@ -16,4 +17,5 @@ __all__ = [
     "StartFailed",
     "Unreachable",
     "connect",
+    "make_key",
 ]

@@ -12,6 +12,7 @@ from msgspec.json import decode, encode
 
 from remuda.client import wire
 from remuda.client.errors import ApiError, Lost, Unreachable
+from remuda.client.ids import make_key
 from remuda.client.transport import Answer, Connection
 
 API = 1  # major version of the routes; another one is another language
@@ -82,7 +83,7 @@ class Client:
         ceiling_micros: int | None = None,
         key: str | None = None,
     ) -> wire.Submitted:
-        """Queue a task. `origin` is a domain Origin. `key` makes a repeated submission one job; made up if None.
+        """Queue a task. `origin` is a domain Origin. `key` (of `make_key`) makes a repeated submission one job.
 
         Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the price),
         `secret-missing`, `snapshot-missing`, `disk-full`.
@@ -97,7 +98,7 @@ class Client:
             consent=consent,
             ceiling_micros=ceiling_micros,
         )
-        headers = {"Idempotency-Key": key or os.urandom(16).hex()}
+        headers = {"Idempotency-Key": key or make_key()}
         return self._ask("POST", f"/v1/projects/{quote(project)}/jobs", wire.Submitted, ask, headers)
 
     def jobs(

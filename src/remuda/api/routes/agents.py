@@ -12,7 +12,7 @@ from remuda.api.errors import Problem
 from remuda.api.house import House, house_of
 from remuda.api.openapi import document
 from remuda.api.wire import MIB, read, read_bytes, reply
-from remuda.client.wire import Ask, Reply
+from remuda.client.wire import Reply
 from remuda.domain.jobs import Attempt, Order
 from remuda.domain.messages import Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
 from remuda.store.base import NotFound
@@ -89,12 +89,15 @@ class ExecAnswer(Reply, frozen=True, kw_only=True):
     """The output was taken."""
 
 
-@router.post("/claim", **document("Claim a rank of a gang.", ask=ClaimAsk, answer=ClaimAnswer, errors=("claimed", "agent-protocol")))
+@router.post(
+    "/claim",
+    **document("Claim a rank of a gang.", ask=ClaimAsk, answer=ClaimAnswer, errors=("claimed", "agent-protocol")),
+)
 async def claim(request: Request) -> Response:
     house = _speak(request)
     ask = await read(request, ClaimAsk)
     house.tokens.check(request, ask.gang)
-    match await house.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host):
+    match await house.plant.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host):
         case Go(work=work, lease=lease):
             return reply(ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds()))
         case Wait(after=after):
@@ -110,7 +113,7 @@ async def messages(request: Request) -> Response:
     house = _speak(request)
     ask = await read(request, MessagesAsk, _MESSAGES_LIMIT)
     house.tokens.check(request, ask.gang)
-    answer = await house.agents.messages(ask.gang, ask.rank, ask.nonce, ask.messages)
+    answer = await house.plant.agents.messages(ask.gang, ask.rank, ask.nonce, ask.messages)
     if isinstance(answer, NotYours):
         raise Problem("claimed", answer.reason)
     return reply(MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds()))
@@ -152,7 +155,7 @@ async def orders(
     await _attempt(house, gang, rank)
     wait = 0 if house.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
     order = await house.wait_order(gang, rank, after, wait)
-    lease = await house.agents.lease(gang)
+    lease = await house.plant.agents.lease(gang)
     wanted = house.execs.wanted(gang, rank)
     for each in wanted:
         each.told = True

@@ -34,9 +34,7 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     "/{blob}",
     **document("Upload a blob.", sends=True, status=204, errors=("blob-mismatch", "too-large", "disk-full")),
 )
-async def put(
-    request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
-) -> Response:
+async def put(request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
     house = house_of(request)
     limit = house.settings.whole("server.blob_mib") * MIB
     writer = house.blobs.writer(blob)

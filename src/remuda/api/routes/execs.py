@@ -1,5 +1,6 @@
 """Commands that users run beside a job's work."""
 
+from secrets import token_hex
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -38,8 +39,8 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
         if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
             node = await house.store.node(attempt.id, ask.rank)
             if node.phase in _ALIVE:
-                made = house.execs.start(house.make_id(), job.id, attempt.gang, ask.rank, ask.command)
-                house.agents.notify(attempt.gang)
+                made = house.execs.start(token_hex(8), job.id, attempt.gang, ask.rank, ask.command)
+                house.plant.agents.notify(attempt.gang)
                 return reply(wire.ExecStarted(id=made.id), 201)
     raise Problem("job-not-running", f"rank {ask.rank} of {job.name} does not run: the job is {job.phase}")
 

@@ -1,5 +1,7 @@
 """What runs or bills now, over all jobs: look, stop everything, sweep what belongs to nobody."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -7,11 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from remuda.api import views
-from remuda.api.house import house_of
+from remuda.api.house import House, house_of
 from remuda.api.openapi import document
 from remuda.api.wire import read, reply
 from remuda.client import wire
-from remuda.store.base import NotFound
+from remuda.control.sweep import Stray, Sweep
+from remuda.domain.jobs import JOB_ENDS, JobPhase
+from remuda.store.base import JobSummary, NotFound
+
+_LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 
@@ -31,11 +37,29 @@ async def nodes(request: Request, project: Annotated[str | None, Query(max_lengt
     return reply(rows)
 
 
-@router.post("/down", **document("Stop all unfinished jobs and remove their nodes.", ask=wire.DownAsk, answer=wire.FoundList))
+@router.post(
+    "/down", **document("Stop all unfinished jobs and remove their nodes.", ask=wire.DownAsk, answer=wire.FoundList)
+)
 async def down(request: Request) -> Response:
     house = house_of(request)
     ask = await read(request, wire.DownAsk)
-    return reply(wire.FoundList(found=await house.down(ask.project, ask.dry_run)))
+    jobs = await _unfinished(house, ask.project)
+    sweep = Sweep()
+    if ask.dry_run:
+        sweep = Sweep() if ask.project else await house.plant.sweeper.living()
+        sweep = replace(sweep, strays=[stray for stray in sweep.strays if stray.job_id is None])
+    elif ask.project is None:
+        sweep = await house.plant.down()
+    else:
+        for job in jobs:
+            await house.plant.jobs.stop(job.project, job.id, f"project {ask.project} is taken down")
+    found = [
+        wire.Found(
+            kind="job", name=job.name, where=job.place or f"project {job.project}", why=job.phase, done=not ask.dry_run
+        )
+        for job in jobs
+    ]
+    return reply(wire.FoundList(found=found + _gangs(sweep)))
 
 
 @router.post(
@@ -44,10 +68,38 @@ async def down(request: Request) -> Response:
         "Find, and unless dry remove, what runs under this installation's name and belongs to no unfinished job.",
         ask=wire.GcAsk,
         answer=wire.FoundList,
-        errors=("place-refused", "place-unreachable"),
     ),
 )
 async def gc(request: Request) -> Response:
     house = house_of(request)
     ask = await read(request, wire.GcAsk)
-    return reply(wire.FoundList(found=await house.gc(ask.dry_run)))
+    return reply(wire.FoundList(found=_gangs(await house.plant.sweeper.sweep(remove=not ask.dry_run))))
+
+
+async def _unfinished(house: House, project: str | None) -> Sequence[JobSummary]:
+    jobs: list[JobSummary] = []
+    cursor = None
+    while True:
+        page = await house.store.list_jobs(project, _LIVE, cursor, 500)
+        jobs += page.jobs
+        if (cursor := page.cursor) is None:
+            return jobs
+
+
+def _gangs(sweep: Sweep) -> list[wire.Found]:
+    """What a sweep found, and the places that it could not ask."""
+    found = [
+        wire.Found(kind="gang", name=stray.gang, where=stray.provider, why=_why(stray), done=stray.removed)
+        for stray in sweep.strays
+    ]
+    silent = [
+        wire.Found(kind="place", name=problem.partition(":")[0], where="", why=problem, done=False)
+        for problem in sweep.problems
+    ]
+    return found + silent
+
+
+def _why(stray: Stray) -> str:
+    if stray.problem:
+        return f"{stray.why}; not removed: {stray.problem}"
+    return stray.why if stray.sure or stray.removed else f"{stray.why}; to be sure, look again in a minute"

@@ -1,5 +1,6 @@
 """Jobs: submit, list, look at, stop, try again, drill."""
 
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query
@@ -11,14 +12,18 @@ from remuda.api import views
 from remuda.api.errors import Problem
 from remuda.api.house import House, house_of
 from remuda.api.openapi import document
+from remuda.api.submission import submit_task
 from remuda.api.wire import MIB, read, reply
 from remuda.client import wire
+from remuda.client.ids import PATTERN
+from remuda.control.desk import TooLate
 from remuda.costs.metering import total
 from remuda.domain.jobs import JOB_ENDS, Job, JobPhase
 from remuda.store.base import NotFound
 
 _LONGEST_WAIT_S = 60.0
 _EVENTS_AT_ONCE = 1000
+_LONGEST_NOTICE_S = 86400
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
@@ -27,7 +32,7 @@ PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in th
 CursorQuery = Annotated[str | None, Query(max_length=200, description="From the page before.")]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
 WaitQuery = Annotated[float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for news.")]
-KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
+KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]
 
 
 @router.post(
@@ -53,7 +58,7 @@ KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, 
 async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) -> Response:
     house = house_of(request)
     ask = await read(request, wire.Submission, house.settings.whole("server.request_mib") * MIB)
-    job, created = await house.submit(project, ask, key)
+    job, created = await submit_task(house, project, ask, key)
     answer = wire.Submitted(id=job.id, project=job.project, name=job.name, phase=job.phase, created=created)
     return reply(answer, 201 if created else 200)
 
@@ -136,24 +141,20 @@ async def project_cost(request: Request, project: ProjectPath, since: AwareDatet
 async def stop(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
     ask = await read(request, wire.StopAsk)
-    job = await find_job(house, project, name)
-    return await _row(house, await house.jobs.stop(job.id, ask.reason))
+    return await _row(house, await house.plant.jobs.stop(project, name, ask.reason))
 
 
 @router.post(
     "/projects/{project}/jobs/{name}/retry",
-    **document(
-        "Queue an ended job again.", answer=wire.JobRow, errors=("job-not-found", "job-not-ended", "job-done")
-    ),
+    **document("Queue an ended job again.", answer=wire.JobRow, errors=("job-not-found", "job-not-ended", "job-done")),
 )
 async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
-    job = await find_job(house, project, name)
-    if job.phase is JobPhase.DONE:
-        raise Problem("job-done", f"{job.name} succeeded")
-    if job.phase not in JOB_ENDS:
-        raise Problem("job-not-ended", f"{job.name} is {job.phase}")
-    return await _row(house, await house.jobs.retry(job.id))
+    try:
+        return await _row(house, await house.plant.jobs.retry(project, name))
+    except TooLate as error:
+        job = await find_job(house, project, name)
+        raise Problem("job-done" if job.phase is JobPhase.DONE else "job-not-ended", str(error)) from error
 
 
 @router.post(
@@ -168,8 +169,13 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
 async def drill(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
     ask = await read(request, wire.DrillAsk)
-    job = await find_job(house, project, name)
-    return await _row(house, await house.jobs.drill(job.id, ask.notice_s))
+    if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
+        raise Problem("invalid-request", f"`notice_s` must be from 0 to {_LONGEST_NOTICE_S}, not {ask.notice_s}")
+    try:
+        await house.plant.jobs.drill_preempt(project, name, timedelta(seconds=ask.notice_s))
+    except TooLate as error:
+        raise Problem("job-not-running", str(error)) from error
+    return await _row(house, await find_job(house, project, name))
 
 
 async def find_job(house: House, project: str, name: str) -> Job:

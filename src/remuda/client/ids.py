@@ -1,0 +1,39 @@
+"""Ids of jobs: 16 characters of Crockford's base 32 in lower case, of which the first ten are the time.
+
+Clients make them too, as idempotency keys: a submission that is sent again names the job that it may have made.
+"""
+
+import os
+import re
+import time
+
+DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_TIME, _RANDOM = 10, 6  # digits; 50 bits of milliseconds last until the year 37648
+_FORM = re.compile(f"[{DIGITS}]{{{_TIME + _RANDOM}}}")
+PATTERN = f"^{_FORM.pattern}$"
+
+
+def make_id(now_s: float, noise: bytes) -> str:
+    """An id that sorts by time. `now_s` is in seconds since 1970; `noise` is at least four random bytes."""
+    random = int.from_bytes(noise[:4], "big") >> 2
+    number = (round(now_s * 1000) << (5 * _RANDOM)) | random
+    digits = []
+    for _ in range(_TIME + _RANDOM):
+        number, digit = divmod(number, 32)
+        digits.append(DIGITS[digit])
+    return "".join(reversed(digits))
+
+
+def make_key() -> str:
+    """An idempotency key for one submission, to be kept while it is tried again."""
+    return make_id(time.time(), os.urandom(4))
+
+
+def read_time(job_id: str) -> float | None:
+    """The seconds since 1970 at which an id was made; None for what is no id."""
+    if not _FORM.fullmatch(job_id):
+        return None
+    number = 0
+    for digit in job_id[:_TIME]:
+        number = number * 32 + DIGITS.index(digit)
+    return number / 1000

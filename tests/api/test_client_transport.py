@@ -1,0 +1,143 @@
+"""The client against a server of a few lines that misbehaves: partial answers, lost connections, odd errors."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remuda.client import ApiError, Client, Lost, Unreachable
+from remuda.client.ids import make_id, read_time
+from remuda.client.transport import Connection
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
+
+
+class Script:
+    """Answers each request with the next bytes of a script; b"" closes the connection instead."""
+
+    def __init__(self, path: Path) -> None:
+        self.answers: list[list[bytes]] = []
+        self.requests: list[bytes] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                while self._answer(connection):
+                    pass
+
+    def _answer(self, connection: socket.socket) -> bool:
+        data = b""
+        while b"\r\n\r\n" not in data:
+            part = connection.recv(65536)
+            if not part:
+                return False
+            data += part
+        head, _, body = data.partition(b"\r\n\r\n")
+        wanted = int(next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length")).split()[1])
+        while len(body) < wanted:
+            body += connection.recv(65536)
+        self.requests.append(head + b"\r\n\r\n" + body)
+        parts = self.answers.pop(0)
+        for part in parts:
+            connection.sendall(part)
+        return bool(parts) and parts[-1] != b""
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Script]:
+    made = Script(tmp_path / "s.sock")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(script: Script, tmp_path: Path) -> Iterator[Client]:
+    with Client(f"unix:{tmp_path}/s.sock", "secret-token", timeout_s=5) as made:
+        yield made
+
+
+def test_an_answer_may_come_in_any_pieces(script: Script, client: Client) -> None:
+    script.answers = [[OK[n : n + 1] for n in range(len(OK))], [OK]]
+    assert client.health().status == "ok"
+    assert client.health().status == "ok"
+    assert b"Authorization: Bearer secret-token" in script.requests[0]
+
+
+def test_chunked_answers_are_read(script: Script, tmp_path: Path) -> None:
+    script.answers = [[b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b"2;x=y\r\nde\r\n0\r\n\r\n"]]
+    connection = Connection(f"unix:{tmp_path}/s.sock")
+    assert connection.request("GET", "/", {}).body == b"abcde"
+    connection.close()
+
+
+def test_a_lost_connection_is_tried_again(script: Script, client: Client) -> None:
+    script.answers = [[b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{", b""], [b""], [OK]]
+    assert client.health().status == "ok"
+    assert len(script.requests) == 3
+
+
+def test_what_must_not_happen_twice_is_not_tried_again(script: Script, client: Client) -> None:
+    script.answers = [[b""], [OK]]
+    with pytest.raises(Lost):
+        client.retry("default", "x")
+    assert len(script.requests) == 1
+
+
+def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: Client) -> None:
+    body = b'{"id":"x","project":"p","name":"n","phase":"queued"}'
+    script.answers = [[b""], [b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]]
+    assert client.submit("run: true").created
+    keys = [line for request in script.requests for line in request.split(b"\r\n") if line.startswith(b"Idempotency-Key")]
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
+def test_errors_carry_what_the_server_said(script: Script, client: Client) -> None:
+    body = b'{"code":"job-not-found","message":"no job x","hint":"look","added_later":1}'
+    script.answers = [[b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]]
+    with pytest.raises(ApiError) as caught:
+        client.job("default", "x")
+    error = caught.value
+    assert (error.code, error.message, error.hint, error.status) == ("job-not-found", "no job x", "look", 404)
+
+
+def test_an_error_of_somebody_else_is_told_as_it_is(script: Script, client: Client) -> None:
+    script.answers = [[b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\n<ow!>"]]
+    with pytest.raises(ApiError) as caught:
+        client.server()
+    assert (caught.value.code, caught.value.message) == ("http-502", "<ow!>")
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    with Client(f"unix:{tmp_path}/none.sock", "") as client, pytest.raises(Unreachable, match="no server answers"):
+        client.health()
+
+
+def test_names_are_quoted(script: Script, client: Client) -> None:
+    script.answers = [[b"HTTP/1.1 204 No Content\r\n\r\n"]]
+    client.delete_secret("a b/ü", "x?y")
+    assert script.requests[0].startswith(b"DELETE /v1/projects/a%20b%2F%C3%BC/secrets/x%3Fy HTTP/1.1\r\n")
+
+
+def test_ids_sort_by_time_and_tell_it() -> None:
+    ids = [make_id(now, noise) for now, noise in ((1.0, b"\xff" * 4), (1.001, b"\0" * 4), (1.7e9, b"\x80" * 4))]
+    assert ids == sorted(ids)
+    assert [read_time(job_id) for job_id in ids] == [1.0, 1.001, 1.7e9]
+    assert read_time("not-an-id") is None
+    assert read_time(ids[0].replace("0", "u")) is None
