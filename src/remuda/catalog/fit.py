@@ -14,7 +14,7 @@ from remuda.catalog.query import Constraint, Matches, NearMiss
 from remuda.catalog.regions import is_region
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
-from remuda.domain.units import format_memory, format_rate
+from remuda.domain.units import HourlyRate, format_memory, format_rate
 
 PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.NEVER: (Purchase.ON_DEMAND,),
@@ -22,7 +22,6 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
 }
 ELSEWHERE = 1.0  # how far another region, provider or purchase option is, where 1 is twice the price or half the size
-OTHER_TYPE = 2.0
 OTHER_ACCELERATOR = 3.0
 UNKNOWN = 1.5  # a fact that the offer does not state
 
@@ -80,7 +79,7 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
     """The only constraint that the offer fails and how far off it is; None where it fails none or several.
 
-    A machine without accelerators is never near a need for them.
+    A machine without accelerators is never near a need for them, nor is another type near a need for one by name.
     """
     if offer.purchase is Purchase.RESERVED:
         return None
@@ -94,7 +93,7 @@ def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
     for constraint in Constraint:
         if constraint in _ACCELERATOR or _meets(offer, need, constraint):
             continue
-        if missed is not None:
+        if missed is not None or constraint is Constraint.INSTANCE:
             return None
         missed = constraint, _distance(offer, need, constraint)
     return missed
@@ -127,7 +126,7 @@ def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
             return f"is in {offer.zone or offer.region}, you asked for {', '.join(need.regions)}"
         case Constraint.PRICE:
             assert need.max_rate is not None
-            return f"costs {format_rate(offer.rate)}, your limit is {format_rate(need.max_rate)}"
+            return f"costs {_price(offer.rate, need.max_rate)}, your limit is {_price(need.max_rate, offer.rate)}"
 
 
 _ACCELERATOR = (Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR_MEMORY)
@@ -158,7 +157,7 @@ def accelerator_fit(
         stage = max(stage, fails.index(True))
         if sum(fails) == 1:
             which = fails.index(True)
-            gap = (OTHER_ACCELERATOR, _relative(count, least, most), _relative(memory_mib, *size))[which]
+            gap = (OTHER_ACCELERATOR, relative_gap(count, least, most), relative_gap(memory_mib, *size))[which]
             near = min(near or (gap, which), (gap, which))
     return _ACCELERATOR[stage], None if near is None else (_ACCELERATOR[near[1]], near[0])
 
@@ -166,7 +165,7 @@ def accelerator_fit(
 _NO_END = 1 << 60
 
 
-def _relative(value: float, low: float | None, high: float | None) -> float:
+def relative_gap(value: float, low: float | None, high: float | None) -> float:
     """How far a value is outside its bounds, relative to it or to the bound, whichever is smaller."""
     if not value:
         return UNKNOWN
@@ -220,18 +219,16 @@ def _within(value: float, low: float | None, high: float | None, shared: bool) -
 def _distance(offer: Offer, need: Resources, constraint: Constraint) -> float:
     match constraint:
         case Constraint.CPUS:
-            return _relative(offer.vcpus, need.cpus_min, need.cpus_max)
+            return relative_gap(offer.vcpus, need.cpus_min, need.cpus_max)
         case Constraint.MEMORY:
-            return _relative(offer.memory_mib, need.memory_min_mib, need.memory_max_mib)
+            return relative_gap(offer.memory_mib, need.memory_min_mib, need.memory_max_mib)
         case Constraint.DISK:
-            return _relative(offer.disk_gib or 0, need.disk_gib, None)
+            return relative_gap(offer.disk_gib or 0, need.disk_gib, None)
         case Constraint.NETWORK:
-            return _relative(offer.network_mbps or 0, need.network.min_mbps if need.network else None, None)
+            return relative_gap(offer.network_mbps or 0, need.network.min_mbps if need.network else None, None)
         case Constraint.PRICE:
             assert need.max_rate is not None
-            return _relative(offer.rate.micros_per_hour, None, need.max_rate.micros_per_hour or 1)
-        case Constraint.INSTANCE:
-            return OTHER_TYPE
+            return relative_gap(offer.rate.micros_per_hour, None, need.max_rate.micros_per_hour or 1)
         case _:
             return ELSEWHERE
 
@@ -243,6 +240,11 @@ def _accelerators(offer: Offer) -> str:
 
 def _gap(noun: str, has: str, asked: str) -> str:
     return f"has {has} {noun}, you asked for {asked}" if has else f"does not state its {noun}, you asked for {asked}"
+
+
+def _price(rate: HourlyRate, other: HourlyRate) -> str:
+    """As exact as it takes to tell the two apart."""
+    return format_rate(rate) if format_rate(rate) != format_rate(other) else f"${rate.usd:,.6f}/h"
 
 
 def _range(low: float | None, high: float | None, show: Callable[..., str]) -> str:

@@ -7,7 +7,7 @@ A wish is alternatives joined by `|`. An alternative is parts joined by `:` in a
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
 A size after a product is exact (A100:80GB); without a product it is the least that will do (24GB, nvidia:24GB).
-`H100|A100:8` asks for eight of either: what an alternative leaves out it takes from the next one that says it.
+`H100|A100:8` asks for eight of either: an alternative without a count takes that of the next one that has it.
 """
 
 import re
@@ -45,7 +45,7 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
     needs: list[AcceleratorNeed] = []
     after = _Parts()
     for part in map(_parse_alternative, reversed(alternatives)):
-        full = replace(part, count=part.count or after.count, memory=part.memory or _shared(part, after))
+        full = replace(part, count=part.count or after.count)
         needs.append(_need(full))
         after = full
     return tuple(reversed(needs))
@@ -74,12 +74,6 @@ def _format_memory(need: AcceleratorNeed) -> str:
 
 def _size(mib: int) -> str:
     return f"{mib // 1024}GB" if mib % 1024 == 0 else f"{mib}MB"
-
-
-def _shared(part: _Parts, after: _Parts) -> tuple[int | None, int | None] | None:
-    """Memory written behind the last alternative holds for all, unless this one's name fixes it (A100-40GB)."""
-    known = find_accelerator(part.name) if part.name else None
-    return None if known and known.memory_mib else after.memory
 
 
 def _parse_alternative(text: str) -> _Parts:

@@ -21,15 +21,14 @@ _COUNTRIES = {
     "middle-east": "ae bh il kw qa sa tr",
 }
 _AREA_OF = {country: area for area, countries in _COUNTRIES.items() for country in countries.split()}
-_CONTINENT_CODES = {"eu": "eu", "as": "asia", "oc": "oceania", "af": "africa", "sa": "south-america"}
 
 # Regions by country, from the providers' published lists of regions.
 _REGIONS = {
     "us": "us-east-1 us-east-2 us-west-1 us-west-2 us-gov-east-1 us-gov-west-1 us-central1 us-central2 us-east1 "
-    "us-east4 us-east5 us-south1 us-west1 us-west2 us-west3 us-west4 us-ashburn-1 us-phoenix-1 us-chicago-1 us-sanjose-1 "
-    "us-east us-south centralus eastus eastus2 northcentralus southcentralus westcentralus westus westus2 westus3 "
-    "nyc1 nyc2 nyc3 sfo1 sfo2 sfo3 atl1 us-carlsbad-1 us-newyork-1 us-santaclara-1 us-midwest-1 us-south-1 us-south-2 "
-    "us-south-3 us-west-3 us-central2-a us-central2-b east-coast-ny2 west-coast-ca1",
+    "us-east4 us-east5 us-south1 us-west1 us-west2 us-west3 us-west4 us-ashburn-1 us-phoenix-1 us-chicago-1 "
+    "us-sanjose-1 us-east us-south centralus eastus eastus2 northcentralus southcentralus westcentralus "
+    "westus westus2 westus3 nyc1 nyc2 nyc3 sfo1 sfo2 sfo3 atl1 us-carlsbad-1 us-newyork-1 us-santaclara-1 "
+    "us-midwest-1 us-south-1 us-south-2 us-south-3 us-west-3 us-central2-a us-central2-b east-coast-ny2 west-coast-ca1",
     "ca": "ca-central-1 ca-west-1 northamerica-northeast1 northamerica-northeast2 canadacentral canadaeast ca-tor "
     "ca-toronto-1 ca-montreal-1 ca-montreal-3 tor1",
     "mx": "mx-central-1 northamerica-south1 mexicocentral mx-queretaro-1",
@@ -91,12 +90,12 @@ def locate(provider: str, region: str) -> tuple[str | None, str | None]:
         return country, _AREA_OF.get(country)
     if plain in AREAS:
         return None, plain
-    return None, _continent_in_words(plain)
+    return None, None
 
 
 def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool:
     """Whether a place is meant by a wish: its region, its zone, its country or its area, whatever the case."""
-    wish = _wish(wanted)
+    wish = wished_place(wanted)
     if wish in (region.lower(), (zone or region).lower()):
         return True
     return wish in locate(provider, region)
@@ -104,23 +103,17 @@ def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool
 
 def is_known_place(wanted: str) -> bool:
     """Whether a wish names an area or a country that the table has, as opposed to a provider's own region."""
-    return _wish(wanted) in AREAS or _wish(wanted) in _AREA_OF
+    return wished_place(wanted) in AREAS or wished_place(wanted) in _AREA_OF
 
 
-def _wish(wanted: str) -> str:
+def wished_place(wanted: str) -> str:
     wish = wanted.strip().lower()
     return {"uk": "gb", "europe": "eu"}.get(wish, wish)
 
 
 def _country_in_words(region: str) -> str | None:
-    """`helsinki-finland-1`, `ARIZONA_USA`, `US/us-central1`, `Finland, FI, EU`, `US`."""
-    if "," in region or "/" in region:
-        codes = [word.strip() for word in re.split(r"[,/]", region)]
-        return next((code for code in codes if code in _AREA_OF), None)
+    """`us-texas`, `ch-lug1`, `helsinki-finland-1`, `de`."""
     words = re.split(r"[-_ ]+", region)
-    return next((_NAMES[word] for word in words if word in _NAMES), region if region in _AREA_OF else None)
-
-
-def _continent_in_words(region: str) -> str | None:
-    last = re.split(r"[,/]", region)[-1].strip()
-    return _CONTINENT_CODES.get(last) if "," in region else None
+    if words[0] in _AREA_OF:
+        return words[0]
+    return next((_NAMES[word] for word in words if word in _NAMES), None)

@@ -1,0 +1,292 @@
+"""Reads the price tables of the folder of facts into offers; what a rule leaves out is counted by its reason."""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from azure_sizes import find_size
+from facts import DISK_GIB, NETWORK_GBITS, gcp_memory_gib
+
+from remuda.catalog.accelerators import find_accelerator, nominal_memory
+from remuda.catalog.retired import find_retired
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.units import HourlyRate, parse_rate
+
+COLLECTED = date(2026, 11, 20)  # when the tables that bear no date of their own were put together
+_COUNTRIES = {"USA": "us", "CANADA": "ca", "FINLAND": "fi"}
+
+
+@dataclass(slots=True)
+class Reader:
+    """The folder of facts, and what was left out of it and why."""
+
+    folder: Path
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def offers(self) -> Iterator[Offer]:
+        """Every trusted row; where two tables have the same offer, the better source comes first."""
+        yield from self._aws()
+        yield from self._gcp()
+        yield from self._azure()
+        yield from self._nebius_and_verda()
+        yield from self._aws_spot_by_zone()
+        yield from self._small()
+        yield from self._shadeform()
+
+    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+        with (self.folder / name).open(newline="", encoding="utf-8") as file:
+            yield from csv.DictReader(file)
+
+    def _aws(self) -> Iterator[Offer]:
+        source = "aws/karpenter-provider-aws, price list"
+        for row in self._rows("aws_vms.csv"):
+            if row["Region"].startswith("cn-"):
+                self.left_out["aws: prices in yuan"] += 1
+                continue
+            yield from self._sell(_machine("aws", row), row["Price"], "", source, date(2026, 7, 20))
+
+    def _gcp(self) -> Iterator[Offer]:
+        source = "cloudpilot-ai/karpenter-provider-gcp, price list"
+        for row in self._rows("gcp_vms.csv"):
+            machine = _machine("gcp", row)
+            memory = _mib(gcp_memory_gib(machine.type, machine.vcpus))
+            machine = replace(machine, memory_mib=memory)
+            yield from self._sell(machine, row["Price"], row["SpotPrice"], source, date(2026, 8, 6))
+
+    def _azure(self) -> Iterator[Offer]:
+        source = "Azure/karpenter-provider-azure, price list"
+        for row in self._rows("azure_vms.csv"):
+            machine = self._azure_machine(row["InstanceType"], row["Region"])
+            if machine is not None:
+                yield from self._sell(machine, row["Price"], "", source, date(2026, 6, 18))
+
+    def _azure_machine(self, instance_type: str, region: str) -> "Machine | None":
+        size = find_size(instance_type)
+        if size is None:
+            self.left_out["azure: accelerators or size not known for certain"] += 1
+            return None
+        return Machine(
+            provider="azure",
+            type=instance_type,
+            region=region,
+            accelerator=size.accelerator or "",
+            count=size.count,
+            vcpus=size.vcpus,
+            memory_mib=_mib(size.memory_gib),
+        )
+
+    def _nebius_and_verda(self) -> Iterator[Offer]:
+        for provider in ("nebius", "verda"):
+            source = f"skypilot-org/skypilot-catalog, {provider}"
+            for row in self._rows(f"{provider}_vms.csv"):
+                yield from self._sell(_machine(provider, row), row["Price"], row["SpotPrice"], source, COLLECTED)
+
+    def _aws_spot_by_zone(self) -> Iterator[Offer]:
+        """Spot prices by zone, and the on-demand price of the region that the rows carry."""
+        shapes = {(row["instance_type"]): row for row in self._rows("small_clouds.csv") if row["provider"] == "aws"}
+        for row in self._rows("aws_spot_by_zone.csv"):
+            shape = shapes.get(row["instance_type"])
+            if shape is None:
+                self.left_out["aws: spot price of an instance type that no table describes"] += 1
+                continue
+            machine = replace(_small_machine(shape), region=row["region"])
+            yield from self._sell(machine, row["on_demand_usd_hr"], "", row["source"], COLLECTED)
+            zoned = replace(machine, zone=row["zone_id"])
+            for offer in self._sell(zoned, row["on_demand_usd_hr"], row["spot_usd_hr"], row["source"], COLLECTED):
+                if offer.purchase is Purchase.SPOT:
+                    yield offer
+
+    def _small(self) -> Iterator[Offer]:
+        zoned = {(row["instance_type"], row["region"]) for row in self._rows("aws_spot_by_zone.csv")}
+        for row in self._rows("small_clouds.csv"):
+            reason = _doubt(row)
+            if reason:
+                self.left_out[reason] += 1
+                continue
+            machine = (
+                self._azure_machine(row["instance_type"], row["region"])
+                if row["provider"] == "azure"
+                else _small_machine(row)
+            )
+            if machine is None:
+                continue
+            # The region's spot price is the lowest of its zones, which are rows of their own where they are known.
+            known_by_zone = row["provider"] == "aws" and (machine.type, machine.region) in zoned
+            spot = "" if known_by_zone else row["spot_usd_hr"]
+            source, as_of = _source(row["source"])
+            yield from self._sell(machine, row["on_demand_usd_hr"], spot, source, as_of)
+
+    def _shadeform(self) -> Iterator[Offer]:
+        source = "shadeform marketplace, by skypilot-org/skypilot-catalog history"
+        for row in self._rows("shadeform_vms_2025-10.csv"):
+            machine = _machine("shadeform", row)
+            # Shadeform says SXM where it is; its plain H100 is the PCIe card.
+            if machine.accelerator == "H100" and "sxm" not in machine.type.lower():
+                machine = replace(machine, accelerator="H100-PCIe")
+            yield from self._sell(machine, row["Price"], row["SpotPrice"], source, date(2025, 10, 1))
+
+    def _sell(self, machine: "Machine", on_demand: str, spot: str, source: str, as_of: date) -> Iterator[Offer]:
+        reason = _unsellable(machine)
+        if reason:
+            self.left_out[f"{machine.provider}: {reason}"] += 1
+            return
+        rate, spot_rate = _rate(on_demand), _rate(spot)
+        if rate:
+            yield machine.offer(Purchase.ON_DEMAND, rate, source, as_of)
+        if spot_rate and rate and spot_rate >= rate:
+            self.left_out[f"{machine.provider}: spot price no lower than on-demand, a placeholder"] += 1
+        elif spot_rate:
+            yield machine.offer(Purchase.SPOT, spot_rate, source, as_of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One instance type in one place, before it has a price."""
+
+    provider: str
+    type: str
+    region: str
+    zone: str | None = None
+    accelerator: str = ""
+    count: float = 0
+    accelerator_mib: int | None = None
+    vcpus: float = 0
+    memory_mib: int = 0
+
+    def offer(self, purchase: Purchase, rate: HourlyRate, source: str, as_of: date) -> Offer:
+        known = find_accelerator(self.accelerator) if self.accelerator else None
+        memory = 0
+        if known:
+            row = known.accelerator
+            only = row.memory[0].mib if len(row.memory) == 1 else None
+            memory = known.memory_mib or only or nominal_memory(row, self.accelerator_mib) or row.memory[0].mib
+        gbits = NETWORK_GBITS.get(self.provider, {}).get(self.type)
+        return Offer(
+            provider=self.provider,
+            region=self.region,
+            zone=self.zone,
+            instance_type=self.type,
+            accelerator=known.accelerator.name if known else None,
+            accelerator_count=int(self.count) if known else 0,
+            accelerator_memory_mib=memory,
+            vcpus=self.vcpus,
+            memory_mib=self.memory_mib,
+            disk_gib=DISK_GIB.get(self.provider, {}).get(self.type),
+            network_mbps=gbits * 1000 if gbits else None,
+            purchase=purchase,
+            rate=rate,
+            source=source,
+            as_of=as_of,
+        )
+
+
+def _unsellable(machine: Machine) -> str:
+    """Why a machine cannot be an offer; "" where it can."""
+    if machine.accelerator and find_accelerator(machine.accelerator) is None:
+        return "accelerator that the table does not know"
+    if machine.accelerator and machine.count < 1:
+        return "part of an accelerator, which an offer cannot say"
+    retired = find_retired(machine.type)
+    if retired and retired.provider == machine.provider and (retired.since is None or retired.since <= COLLECTED):
+        return "retired instance type"
+    return ""
+
+
+def _machine(provider: str, row: dict[str, str]) -> Machine:
+    size = re.search(r"SizeInMiB\W+(\d+)", row["GpuInfo"] or "")
+    return Machine(
+        provider=provider,
+        type=row["InstanceType"],
+        region=row["Region"],
+        accelerator=row["AcceleratorName"],
+        count=float(row["AcceleratorCount"] or 0),
+        accelerator_mib=int(size[1]) if size else None,
+        vcpus=float(row["vCPUs"] or 0),
+        memory_mib=_mib(row["MemoryGiB"]),
+    )
+
+
+# AWS types without an accelerator column, from AWS's own pages on F2, VT1 and DL2q.
+_AWS_ACCELERATORS = {
+    "f2.6xlarge": ("VU47P", 1), "f2.12xlarge": ("VU47P", 2), "f2.48xlarge": ("VU47P", 8),
+    "vt1.3xlarge": ("U30", 1), "vt1.6xlarge": ("U30", 2), "vt1.24xlarge": ("U30", 8), "dl2q.24xlarge": ("AI100", 8),
+}  # fmt: skip
+
+
+def _small_machine(row: dict[str, str]) -> Machine:
+    provider, name = row["provider"], row["instance_type"]
+    accelerator, count = row["accelerator"], float(row["accelerator_count"] or 0)
+    if provider == "aws" and name in _AWS_ACCELERATORS:
+        accelerator, count = _AWS_ACCELERATORS[name]
+    if accelerator == "H100" and ("pcie" in name.lower() or provider == "fluidstack"):
+        accelerator = "H100-PCIe"
+    size = row["accelerator_memory_gib"]
+    return Machine(
+        provider=provider,
+        type=_slug(name) if re.search(r"[ ()]", name) else name,
+        region=_region(provider, row["region"]),
+        accelerator=accelerator,
+        count=count,
+        accelerator_mib=round(float(size) * 1024) if size else None,
+        vcpus=float(row["vcpus"] or 0),
+        memory_mib=_mib(row["memory_gib"]),
+    )
+
+
+def _doubt(row: dict[str, str]) -> str:
+    """Why a row of the small clouds is not trusted; "" where it is."""
+    provider, source = row["provider"], row["source"]
+    if provider == "runpod" and "catalogs/v5/" in source:
+        return "runpod: old catalog (v5)"
+    if provider == "mithril":
+        return "mithril: floor of an auction, not a price"
+    if provider == "coreweave" and row["accelerator"] and not row["accelerator_count"]:
+        return "coreweave: number of accelerators not stated"
+    return ""
+
+
+def _source(text: str) -> tuple[str, date]:
+    """A row's source and its date: the one it names, else the day the tables were put together."""
+    named = re.search(r"(\d{4})-(\d\d)-(\d\d)", text)
+    if named:
+        return text, date(*map(int, named.groups()))
+    return text, COLLECTED
+
+
+def _region(provider: str, text: str) -> str:
+    """Regions that are words become names a task file can hold, beginning with their country: us-texas."""
+    if provider == "vast":
+        place, country, _ = (part.strip() for part in text.rsplit(",", 2))
+        return _slug(f"{country} {place}") if place else country.lower()
+    if provider == "primeintellect":
+        country, _, rest = text.partition("/")
+        name = _slug(rest)
+        return name if not rest or name.startswith(f"{country.lower()}-") else _slug(f"{country} {rest}")
+    if provider == "fluidstack":
+        words = text.split("_")
+        return _slug(" ".join([_COUNTRIES[words[-1]], *words[:-1]]))
+    if provider == "paperspace":
+        return {"East Coast (NY2)": "us-ny2"}.get(text, _slug(text))
+    return _slug(text) if text else "anywhere"
+
+
+def _slug(text: str) -> str:
+    ascii_text = text.lower().replace("á", "a").replace("é", "e")
+    return re.sub(r"[^a-z0-9.]+", "-", ascii_text).strip("-")
+
+
+def _mib(gib: str | float) -> int:
+    return round(float(gib or 0) * 1024)
+
+
+def _rate(text: str) -> HourlyRate | None:
+    try:
+        rate = parse_rate(Decimal(text)) if text else None
+    except InvalidOperation:
+        return None
+    return rate if rate and rate.micros_per_hour > 0 else None
