@@ -67,6 +67,7 @@ def median_of(measure: Callable[[], float], runs: int = 7, warm: int = 1) -> flo
 def fresh_home() -> Iterator[dict[str, str]]:
     """An environment with its own state folder and no settings; its server is stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="remuda-bench-") as folder:
+        Path(folder, "settings.toml").touch()
         env = {**os.environ, "REMUDA_HOME": f"{folder}/home", "REMUDA_CONFIG": f"{folder}/settings.toml"}
         os.environ.update(REMUDA_HOME=env["REMUDA_HOME"], REMUDA_CONFIG=env["REMUDA_CONFIG"])
         try:
