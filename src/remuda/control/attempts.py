@@ -8,7 +8,8 @@ from enum import StrEnum
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
 from remuda.providers.base import GangSeen, GangState
 
-POLL = timedelta(seconds=15)  # how often a place is asked about a gang that gives no sign
+POLL = timedelta(seconds=15)  # how often a place is asked about a gang that comes or goes
+STEADY_POLL = timedelta(seconds=30)  # and about one whose agents report that they work
 LAUNCH_TIMEOUT = timedelta(minutes=10)  # a place that gave no clear answer for so long is left
 BOOT_TIMEOUT = timedelta(minutes=20)  # as long as dstack waits for its slowest backends
 HEARD_LATELY = timedelta(seconds=60)  # two long polls: an agent that spoke within it is there, whatever the place says
@@ -337,7 +338,7 @@ def _boot_began(view: AttemptView, now: datetime) -> datetime:
 
 def _next_look(view: AttemptView, now: datetime) -> timedelta:
     """Until the next poll, or sooner where a known time comes first."""
-    times = [POLL]
+    times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
     deadline = _taken_at(view)
     if deadline is not None and deadline > now:
         times.append(deadline - now)

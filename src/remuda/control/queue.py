@@ -208,7 +208,8 @@ class QueueReconciler:
         failed = replace(job, phase=JobPhase.FAILED, since=now, ended_at=now, reason=reason)
         await self._store.commit(Changes(jobs=[failed], events=[_event(failed, now, "failed", reason)]))
         self._hint(job.id)
-        self._notify(job.id, "failure")
+        if job.task.webhooks:
+            self._notify(job.id, "failure")
 
     async def _explain(self, stays: Sequence[Stay]) -> None:
         """Say why on the first jobs that stay, where it is news."""

@@ -26,7 +26,7 @@ from remuda.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapa
 from remuda.store.base import NotFound, Stale, Store
 
 QUEUE = "queue"  # the key of the queue's reconciler on the same worklist
-ACCRUE = timedelta(seconds=55)  # charges of living nodes are at most a minute behind
+ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
 _FIRST_LOOK = timedelta(seconds=3)  # after an accepted launch; short work is over by then and needs none
 _STEPS = 50  # of one pass; a pass that needs more goes on in the next
 _AT_ONCE = timedelta(0)
@@ -372,7 +372,7 @@ class JobReconciler:
             return min(gangs.POLL, max(shortest, (now - attempt.since) / 4))
         if memory.seen is Look.ABSENT:
             return max(shortest, self._out.places.settle(attempt.offer.provider) / 8)
-        return gangs.POLL
+        return gangs.STEADY_POLL if attempt.phase is AttemptPhase.RUNNING else gangs.POLL
 
     async def _observe(self, attempt: Attempt) -> None:
         """Look at the gang if it is time."""
@@ -415,7 +415,8 @@ class JobReconciler:
         if changes.release or any(job.phase is JobPhase.QUEUED for job in changes.jobs):
             self._out.hint(QUEUE)
         for what in scene.take_notices():
-            self._out.notify(scene.job.id, what)
+            if scene.job.task.webhooks:
+                self._out.notify(scene.job.id, what)
 
 
 def _bill(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:

@@ -1,0 +1,82 @@
+"""A store and a provider in whose calls the server can die, and writes that come too late."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar, cast
+
+from remuda.domain.offers import Offer
+from remuda.providers.base import GangSeen, GangSpec, Manifest
+from remuda.providers.fake.cloud import FakeCloud
+from remuda.sim.story import Crash, When
+from remuda.store.base import Changes, Stale, Store
+from remuda.store.memory import MemoryStore
+
+T = TypeVar("T")
+
+
+class Fuse:
+    """Counts calls to the outside and blows at the scripted ones: the caller never hears an answer."""
+
+    def __init__(self, crashes: Sequence[Crash]) -> None:
+        self.calls = 0
+        self.blown: asyncio.Queue[Crash] = asyncio.Queue()
+        self._crashes = {crash.call: crash for crash in crashes}
+
+    async def through(self, call: Callable[[], Awaitable[T]]) -> T:
+        self.calls += 1
+        crash = self._crashes.pop(self.calls, None)
+        if crash is not None and crash.when is When.BEFORE:
+            await self._blow(crash)
+        answer = await call()
+        if crash is not None:
+            await self._blow(crash)
+        return answer
+
+    async def _blow(self, crash: Crash) -> None:
+        self.blown.put_nowait(crash)
+        await asyncio.Event().wait()  # until the whole server is gone
+
+
+class ShakyStore:
+    """A memory store behind a fuse; everything but `commit` is passed on as it is."""
+
+    def __init__(self, store: MemoryStore, fuse: Fuse, stale: frozenset[int]) -> None:
+        self._store = store
+        self._fuse = fuse
+        self._stale = stale
+        self._commits = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def commit(self, changes: Changes) -> None:
+        self._commits += 1
+        if self._commits in self._stale:
+            raise Stale("somebody wrote first, says the story")
+        await self._fuse.through(lambda: self._store.commit(changes))
+
+    def as_store(self) -> Store:
+        return cast(Store, self)  # the other methods are found by name
+
+
+class ShakyProvider:
+    """The cloud behind a fuse."""
+
+    def __init__(self, cloud: FakeCloud, fuse: Fuse) -> None:
+        self.manifest: Manifest = cloud.manifest
+        self.changed = cloud.changed
+        self.connect = cloud.connect
+        self._cloud = cloud
+        self._fuse = fuse
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._cloud.offers()
+
+    async def launch(self, gang: GangSpec) -> None:
+        await self._fuse.through(lambda: self._cloud.launch(gang))
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return await self._fuse.through(lambda: self._cloud.gangs(name))
+
+    async def remove(self, name: str) -> None:
+        await self._fuse.through(lambda: self._cloud.remove(name))

@@ -1,0 +1,136 @@
+"""Whatever the cloud, the network, the users and the server's own deaths do: nothing hangs, leaks or is billed twice."""
+
+from datetime import timedelta
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.sim.story_checks import check_all
+
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
+from remuda.domain.units import HourlyRate, Money
+from remuda.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
+from remuda.sim.stage import play
+from remuda.sim.story import Crash, Intervention, Story, Submission, When, Wish
+
+
+def offer(name: str, rate: int, *, spot: bool = False, minimum_s: int = 0, capacity: int | None = None) -> Offer:
+    return Offer(
+        provider="fake",
+        region="r",
+        instance_type=name,
+        vcpus=8,
+        memory_mib=32768,
+        purchase=Purchase.SPOT if spot else Purchase.ON_DEMAND,
+        rate=HourlyRate(rate),
+        minimum_charge=timedelta(seconds=minimum_s),
+        capacity=capacity,
+    )
+
+
+OFFERS = (
+    offer("a", 1_190_001, spot=True, minimum_s=600),
+    offer("b", 2_490_000, capacity=3),
+    offer("c", 9_999_999, minimum_s=60),
+)
+seconds = st.floats(0, 5000).map(lambda value: round(value, 3))
+replies = st.sampled_from([Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY, Reply.REFUSED])
+fates = st.builds(
+    Fate,
+    reply=replies,
+    latency_s=st.sampled_from([0.1, 1.0, 30.0]),
+    hidden_s=st.sampled_from([0.0, 0.0, 20.0, 100.0]),
+    queue_s=st.sampled_from([0.0, 0.0, 400.0]),
+    boot_s=st.sampled_from([1.0, 30.0, 300.0]),
+    boots=st.sampled_from([True, True, True, False]),
+    preempted_after_s=st.none() | seconds,
+    notice_s=st.sampled_from([0.0, 30.0, 120.0]),
+    lost_rank=st.sampled_from([None, None, None, 0, 1]),
+    lost_after_s=seconds,
+    mute_after_s=st.none() | st.none() | seconds,
+    dead_after_s=st.none() | st.none() | seconds,
+    garbled=st.booleans(),
+)
+removals = st.builds(
+    Removal,
+    reply=st.sampled_from([Reply.OK, Reply.LOST, Reply.TRY_AGAIN]),
+    latency_s=st.sampled_from([0.1, 10.0]),
+    takes_s=st.sampled_from([0.0, 5.0, 90.0]),
+)
+prices = st.builds(
+    PriceChange,
+    offer=st.sampled_from([offer.key for offer in OFFERS]),
+    at_s=seconds,
+    rate=st.integers(1, 20_000_000).map(HourlyRate),
+)
+limits = st.builds(
+    Limits,
+    duration=st.none() | st.integers(60, 4000).map(lambda s: timedelta(seconds=s)),
+    deadline_after=st.none() | st.none() | st.integers(600, 9000).map(lambda s: timedelta(seconds=s)),
+    budget=st.none() | st.none() | st.integers(10_000, 9_000_000).map(Money),
+    unattended=st.just(timedelta(minutes=20)),
+)
+
+
+@st.composite
+def submissions(draw: st.DrawFn) -> Submission:
+    env = {
+        "FAKE_RUN_S": str(draw(st.sampled_from([0, 5, 600, 3000]))),
+        "FAKE_EXIT_CODE": str(draw(st.sampled_from([0, 0, 0, 3]))),
+        "FAKE_EXIT_RANK": str(draw(st.integers(0, 2))),
+        "FAKE_EXIT_AFTER_S": "40",
+        "FAKE_SETUP_S": str(draw(st.sampled_from([0, 0, 100]))),
+        "FAKE_STUBBORN": draw(st.sampled_from(["0", "0", "1"])),
+    }
+    task = Task(
+        name=draw(st.sampled_from(["digits", "llama"])),
+        run="true",
+        priority=draw(st.integers(-1, 1)),
+        nodes=draw(st.sampled_from([1, 1, 2, 3])),
+        env=env,
+        resources=Resources(spot=draw(st.sampled_from(SpotPolicy))),
+        limits=draw(limits),
+        checkpoint=draw(st.none() | st.just(Checkpoint(path="c", every=timedelta(minutes=2)))),
+        retry=Retry(
+            exit=draw(st.sampled_from([0, 2])), delay=draw(st.sampled_from([timedelta(0), timedelta(minutes=3)]))
+        ),
+    )
+    return Submission(task=task, at_s=draw(seconds))
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    jobs = tuple(draw(st.lists(submissions(), min_size=2, max_size=5)))
+    script = Script(
+        offers=OFFERS,
+        launches=tuple(draw(st.lists(fates, min_size=6, max_size=14))),
+        removals=tuple(draw(st.lists(removals, max_size=8))),
+        prices=tuple(draw(st.lists(prices, min_size=1, max_size=4))),
+        storms=tuple(draw(st.lists(st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 600.0])), max_size=3))),
+        blackouts=tuple(
+            draw(st.lists(st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 110.0])), max_size=3))
+        ),
+    )
+    wishes = st.builds(
+        Intervention,
+        wish=st.sampled_from(Wish),
+        job=st.integers(0, len(jobs) - 1),
+        at_s=seconds,
+        notice_s=st.sampled_from([0.0, 5.0, 60.0]),
+    )
+    crashes = st.builds(
+        Crash, call=st.integers(1, 300), when=st.sampled_from(When), down_s=st.sampled_from([0.0, 5.0, 400.0, 3000.0])
+    )
+    return Story(
+        submissions=jobs,
+        script=script,
+        interventions=tuple(draw(st.lists(wishes, max_size=4))),
+        crashes=tuple(draw(st.lists(crashes, max_size=5, unique_by=lambda crash: crash.call))),
+        stale=frozenset(draw(st.lists(st.integers(1, 300), max_size=8))),
+    )
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(stories())
+def test_every_job_ends_and_every_second_is_paid_once(story: Story) -> None:
+    check_all(play(story))
