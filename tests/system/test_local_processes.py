@@ -44,6 +44,7 @@ class Machine:
         self.home = home
         self.command: Sequence[str] = (sys.executable, "-I", "-S", str(STAND_IN))
         self.later = timedelta(0)
+        self.engine: str | None = None
         self.sources: Sources = this_machine(home)
         self.made: list[LocalProvider] = []
 
@@ -55,7 +56,7 @@ class Machine:
             agent_command=self.command,
             now=lambda: datetime.now(UTC) + self.later,
         )
-        self.made.append(LocalProvider(MANIFEST, context, self.sources))
+        self.made.append(LocalProvider(MANIFEST, context, self.sources, lambda: self.engine))
         return self.made[-1]
 
     async def spec(self, provider: LocalProvider, name: str, nodes: int = 1) -> GangSpec:
@@ -178,6 +179,24 @@ def test_last_words_of_a_killed_agent_are_delivered(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_the_container_of_a_killed_agent_is_removed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_at(tmp_path) as machine:
+            engine = tmp_path / "podman"
+            engine.write_text(f'#!/bin/sh\nsleep 0.1\necho "$@" >> {tmp_path}/engine.log\n')
+            engine.chmod(0o755)
+            machine.engine = str(engine)
+            provider = machine.start()
+            await provider.launch(await machine.spec(provider, "rm-a-13"))
+            agent = await agent_of(machine, provider, "rm-a-13")
+            (machine.rank("rm-a-13") / "entry.sh").touch()  # as the agent writes it for a container
+            os.kill(agent.pid, signal.SIGKILL)
+            await until(provider, "rm-a-13", ended)
+            assert (tmp_path / "engine.log").read_text() == "rm -f rm-a-13-0\n"
+
+    asyncio.run(story())
+
+
 def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     async def story() -> None:
         async with machine_at(tmp_path) as machine:
@@ -185,10 +204,11 @@ def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
             await provider.launch(await machine.spec(provider, "rm-a-4", nodes=3))
             agent = await agent_of(machine, provider, "rm-a-4")
             # As if the server had been killed: after the first agent, before its record; and before the second agent.
-            (machine.rank("rm-a-4", 0) / "started.json").unlink()
             second = processes.find(int((await provider.gangs("rm-a-4"))[0].nodes[1].engine_id))
             assert second is not None
             os.kill(second.pid, signal.SIGKILL)
+            os.waitpid(second.pid, 0)
+            (machine.rank("rm-a-4", 0) / "started.json").unlink()
             for name in ("started.json", "lock", "starts"):
                 (machine.rank("rm-a-4", 1) / name).unlink(missing_ok=True)
             seen = await until(machine.start(), "rm-a-4", lambda seen: seen.state is GangState.RUNNING)

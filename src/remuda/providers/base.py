@@ -88,7 +88,7 @@ class Manifest:
 
     name: str
     title: str
-    docs: str
+    docs: str  # what users should know: a page under docs/, an address, or a sentence
     lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
     settings: Sequence[Setting] = ()
     settle: timedelta = timedelta(minutes=2)  # how long after a launch `gangs` may not show it yet; 0: never

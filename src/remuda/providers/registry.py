@@ -141,13 +141,18 @@ def settings_page() -> str:
         f"A table `[providers.<name>]` in the settings file turns a provider on. On without one: {', '.join(on)}.",
     ]
     for manifest in manifests():
-        lines += ["", f"## {manifest.name}: {manifest.title}", "", manifest.docs, ""]
+        lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
         lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
         lines += [_row(setting) for setting in (*manifest.settings, ENABLED)]
         if manifest.lacks:
             lines += ["", "| not here | why |", "|---|---|"]
             lines += [f"| {feature} | {reason} |" for feature, reason in manifest.lacks.items()]
     return "\n".join(lines) + "\n"
+
+
+def _docs(manifest: Manifest) -> str:
+    page = manifest.docs.removeprefix("docs/")
+    return f"See [{page}](../{page})." if page.endswith(".md") else manifest.docs
 
 
 def _row(setting: Setting) -> str:
@@ -203,7 +208,7 @@ def _foreign() -> Sequence[tuple[str, str]]:
 def _module(known: Known) -> ModuleType:
     try:
         return import_module(known.module)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise BadSettings(f"provider {known.name!r} cannot be imported: {error}") from error
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from remuda.domain.places import Hold
-from remuda.providers.base import GangSpec, NoCapacity, Refused
+from remuda.providers.base import GangSpec, NoCapacity
 from remuda.providers.local.hardware.devices import Device
 from remuda.providers.local.hardware.machine import Machine
 from remuda.providers.local.offers import PROVIDER, make_host
@@ -23,10 +23,10 @@ _KEPT = frozenset(
 
 
 def make_configs(gang: GangSpec, machine: Machine, home: Path) -> Sequence[AgentConfig]:
-    """One configuration for each rank. Raises Refused and NoCapacity where a hold does not fit this machine."""
+    """One configuration for each rank. Raises NoCapacity where the offer or a hold does not fit this machine."""
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
-        raise Refused(f"{gang.offer.key}: not an offer of this machine, which is {host.name}")
+        raise NoCapacity(f"{gang.offer.key}: not an offer of this machine, which is {host.name} now")
     holds = {hold.rank: hold for hold in gang.holds}
     known = {device.id: device for device in machine.devices}
     return [_config(gang, rank, holds.get(rank), known, home) for rank in range(gang.nodes)]

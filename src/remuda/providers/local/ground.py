@@ -37,6 +37,8 @@ from remuda.providers.local.records import (
 REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
 PATIENCE = timedelta(seconds=5)  # beyond the gang's own grace, for its agents' last words
 GUARDIAN = timedelta(seconds=3)  # for the agent's own guardian to end the work of a killed agent
+FIRST_LOOK_S, LAST_LOOK_S = 0.05, 5.0  # between looks at processes that do not go, longer and longer
+CONTAINER_ENTRY = "entry.sh"  # the agent's file in its folder where the work runs in a container
 DELIVERIES = 3  # tries to deliver a killed agent's last words
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
@@ -50,8 +52,9 @@ class Rank:
     dead_at: datetime | None = None
     exit: Exit | None = None
     in_order: bool = False
-    courier: Process | None = None  # delivers what a killed agent could not
+    courier: Process | None = None  # does for a killed agent what it could not; its end is worth a look
     waits_for: str = ""  # why a dead agent's rank is not over yet
+    again_s: float = 0  # when to look again, where no process can be watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class Ground:
     installation: str
     command: Sequence[str]
     environ: Mapping[str, str]
+    engine: str | None  # podman or docker, where one is installed
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[Process] = field(default_factory=set)
@@ -231,8 +235,13 @@ class Ground:
             if process is None and not _was_started(folder) and removal is None:
                 return Rank(number=number)
             in_order = process is not None and processes.reap(process) == 0
-            if (not in_order or overdue) and self._rest_lives(intent.name, number, process, overdue):
-                return Rank(number=number, process=process, waits_for="what its agent left behind is being killed")
+            if (not in_order or overdue) and (waited := self._rest_lives(intent.name, number, overdue)) is not None:
+                reason = "what its agent left behind is being killed"
+                again_s = min(max(waited.total_seconds() / 4, FIRST_LOOK_S), LAST_LOOK_S)
+                return Rank(number=number, process=process, waits_for=reason, again_s=again_s)
+            if not in_order and (remover := self._remove_container(intent.name, number)) is not None:
+                reason = "the container that its agent left behind is being removed"
+                return Rank(number=number, process=process, courier=remover, waits_for=reason)
             death = Death(at=self._died_at(intent, folder, process), in_order=in_order)
             write(folder / "dead.json", death)
         left = read(folder / "exit.json", Exit)
@@ -241,17 +250,38 @@ class Ground:
             return replace(rank, courier=courier, waits_for="its last words are being delivered")
         return rank
 
-    def _rest_lives(self, gang: str, number: int, process: Process | None, at_once: bool) -> bool:
-        """Whether a dead agent's rank still has processes. Its guardian ends them in good order; we kill the rest."""
+    def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
+        """How long a dead agent's rank has had processes left, None if it has none.
+
+        Its guardian ends them in good order; what is left when its time is over is killed here.
+        """
         left = processes.list_marked(gang, number)
         if not left:
             self._orphaned.pop((gang, number), None)
-            return False
-        since = self._orphaned.setdefault((gang, number), self.now())
-        if at_once or self.now() - since >= GUARDIAN:
+            return None
+        waited = self.now() - self._orphaned.setdefault((gang, number), self.now())
+        if at_once or waited >= GUARDIAN:
             for each in left:
                 processes.send(each, signal.SIGKILL)
-        return True
+        return waited
+
+    def _remove_container(self, gang: str, number: int) -> Process | None:
+        """Remove the container of a killed agent, which its killed guardian could not; the engine while it is at it."""
+        folder = self._folder(gang) / str(number)
+        if self.engine is None or not (folder / CONTAINER_ENTRY).exists():
+            return None
+        remover = read(folder / "remover.json", Process)
+        if remover is None:
+            command = [self.engine, "rm", "-f", f"{gang}-{number}"]
+            try:
+                remover = processes.start(command, self.environ, folder / "agent.log")
+            except (FileNotFoundError, PermissionError):  # the engine was removed since, and with it what it ran
+                return None
+            write(folder / "remover.json", remover)
+        if processes.lives(remover):
+            return remover
+        processes.reap(remover)
+        return None
 
     def _deliver(self, gang: str, number: int, overdue: bool, removal: Removal | None) -> Process | None:
         """Have the log and the exit that a killed agent left on disk delivered; the courier while it is at it."""

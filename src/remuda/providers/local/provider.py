@@ -5,7 +5,7 @@ import os
 import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
@@ -32,7 +32,6 @@ from remuda.providers.local.watch import Watch
 
 _LOOK_AGAIN = timedelta(seconds=60)  # devices come and go rarely, and asking drivers is slow
 _DRIVER_TIMEOUT_S = 30
-_KILLED_SOON_S = 0.05  # a killed process is gone after about this long
 
 
 class LocalProvider:
@@ -56,11 +55,14 @@ class LocalProvider:
             installation=context.installation,
             command=context.agent_command,
             environ=clean_environ(self._sources.environ),
+            engine=engine(),
             now=context.now,
         )
         self._watch = Watch()
         self._sweeping: asyncio.Task[None] | None = None
-        self._machine: tuple[datetime, Machine] | None = None
+        self._machine: Machine | None = None
+        self._looked_at = context.now()
+        self._refresh: asyncio.Task[None] | None = None
         (self._home / "gangs").mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def offers(self) -> Sequence[Offer]:
@@ -76,6 +78,8 @@ class LocalProvider:
         living = await asyncio.to_thread(self._ground.launch, gang, configs)
         if living is not None:
             self._attend(living)
+            if any(rank.dead_at is not None for rank in living.ranks):  # an agent that left at once
+                self._watch.announce(gang.name)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         found = await asyncio.to_thread(self._ground.look, name)
@@ -88,7 +92,7 @@ class LocalProvider:
     async def remove(self, name: str) -> None:
         patience = await asyncio.to_thread(self._ground.remove, name)
         if patience is not None:
-            self._watch.announce(name, max(_KILLED_SOON_S, patience.total_seconds()))
+            self._watch.announce(name, max(0.0, patience.total_seconds()))
         self._sweep()
 
     async def changed(self) -> str:
@@ -115,19 +119,30 @@ class LocalProvider:
 
     async def close(self) -> None:
         self._watch.close()
-        if self._sweeping is not None:
-            await self._sweeping
+        for task in (self._sweeping, self._refresh):
+            if task is not None:
+                await asyncio.wait([task])
 
     async def _discovered(self) -> Machine:
+        """What the machine has. Only the first call waits for drivers; later ones refresh it for those after them."""
+        if self._refresh is not None and self._refresh.done():
+            self._refresh.result()
+            self._refresh = None
+        if self._machine is None:
+            await self._discover()
+        elif self._now() - self._looked_at >= _LOOK_AGAIN and self._refresh is None:
+            self._refresh = asyncio.create_task(self._discover())
+        assert self._machine is not None
+        return self._machine
+
+    async def _discover(self) -> None:
         now = self._now()
-        if self._machine is None or now - self._machine[0] >= _LOOK_AGAIN:
-            try:
-                async with asyncio.timeout(_DRIVER_TIMEOUT_S):
-                    machine = await asyncio.to_thread(discover, self._sources)
-            except TimeoutError as error:
-                raise TryAgain(f"this machine's drivers do not answer within {_DRIVER_TIMEOUT_S} s") from error
-            self._machine = (now, limited(machine, self._settings))
-        return self._machine[1]
+        try:
+            async with asyncio.timeout(_DRIVER_TIMEOUT_S):
+                machine = await asyncio.to_thread(discover, self._sources)
+        except TimeoutError as error:
+            raise TryAgain(f"this machine's drivers do not answer within {_DRIVER_TIMEOUT_S} s") from error
+        self._machine, self._looked_at = limited(machine, self._settings), now
 
     def _sweep(self) -> None:
         """Delete what ended gangs left on disk, beside everything else: a working folder may be large."""
@@ -142,8 +157,8 @@ class LocalProvider:
         for rank in gang.ranks:
             if rank.courier is not None:
                 self._watch.add(gang.intent.name, rank.courier)
-            elif rank.waits_for:
-                self._watch.announce(gang.intent.name, _KILLED_SOON_S)
+            elif rank.again_s:
+                self._watch.announce(gang.intent.name, rank.again_s)
             elif rank.process is not None and rank.dead_at is None:
                 self._watch.add(gang.intent.name, rank.process)
 

@@ -5,6 +5,8 @@ import os
 
 from remuda.providers.local.processes import Process, lives
 
+_RETRY_S = 2.0
+
 
 class Watch:
     """Deaths of watched processes, as a queue of the names that they were watched under."""
@@ -34,8 +36,11 @@ class Watch:
             return
         try:
             descriptor = os.pidfd_open(process.pid)
-        except (ProcessLookupError, OSError):  # gone, or no descriptor left: the next look finds out
+        except ProcessLookupError:
             self.announce(name)
+            return
+        except OSError:  # no descriptor is left; watch it when somebody has looked again
+            self.announce(name, _RETRY_S)
             return
         if not lives(process):
             os.close(descriptor)
