@@ -24,11 +24,16 @@ class BlobStore:
         self._root = root
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """Those not here, each once, in their order. Raises Mismatch for what is no SHA-256."""
-        return [name for name in dict.fromkeys(hashes) if not self._path(name).is_file()]
+        """Those not here, each once, in their order; the others become young for a sweep that runs meanwhile.
+
+        Raises Mismatch for what is no SHA-256.
+        """
+        return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
         """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are here. Raises Mismatch, Full."""
+        if _touch(self._path(name)):
+            return
         with self.writer(name) as writer:
             for chunk in chunks:
                 writer.write(chunk)
@@ -127,6 +132,15 @@ class BlobWriter:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _touch(path: Path) -> bool:
+    """Whether the file is there; if so, it counts as new."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _told(error: OSError, path: Path) -> Exception:

@@ -1,0 +1,118 @@
+"""Blobs are there whole, under their true hash, or not at all."""
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from remuda.store.base import Full, Mismatch, NotFound
+from remuda.store.blobs import BlobStore
+
+
+def name_of(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def test_a_blob_comes_back(store: BlobStore, tmp_path: Path) -> None:
+    name = name_of(b"abc")
+    assert store.missing([name, name]) == [name]
+    store.put(name, [b"a", b"", b"bc"])
+    store.put(name, [b"abc"])
+    assert store.missing([name, name_of(b"x")]) == [name_of(b"x")]
+    with store.open(name) as file:
+        assert file.read() == b"abc"
+    assert store.path(name).read_bytes() == b"abc"
+    assert store.path(name).stat().st_mode & 0o777 == 0o600
+    assert files(tmp_path) == [name]
+
+
+def test_the_empty_blob(store: BlobStore) -> None:
+    store.put(name_of(b""), [])
+    assert store.missing([name_of(b"")]) == []
+
+
+def test_other_bytes_are_refused(store: BlobStore, tmp_path: Path) -> None:
+    with pytest.raises(Mismatch, match="send them again"):
+        store.put(name_of(b"abc"), [b"abd"])
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["", "../../x", "ab", "A" * 64, "g" * 64, "a" * 64 + "\n"])
+def test_a_name_is_a_hash(store: BlobStore, name: str) -> None:
+    for ask in (lambda: store.put(name, [b""]), lambda: store.missing([name]), lambda: store.open(name)):
+        with pytest.raises(Mismatch):
+            ask()
+
+
+def test_what_is_not_there_is_not_found(store: BlobStore) -> None:
+    for ask in (store.open, store.path):
+        with pytest.raises(NotFound):
+            ask("0" * 64)
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(store: BlobStore, tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"ab"
+        assert store.missing([name_of(b"abc")]) == [name_of(b"abc")]
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        store.put(name_of(b"abc"), broken())
+    assert files(tmp_path) == []
+
+
+def test_two_uploads_of_one_blob_do_not_meet(store: BlobStore, tmp_path: Path) -> None:
+    with store.writer(name_of(b"abc")) as first, store.writer(name_of(b"abc")) as second:
+        first.write(b"ab")
+        second.write(b"abc")
+        first.write(b"c")
+    assert files(tmp_path) == [name_of(b"abc")]
+
+
+def test_a_full_disk_stores_nothing(store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Full):
+        store.put(name_of(b"abc"), [b"abc"])
+    assert files(tmp_path) == []
+    monkeypatch.undo()
+    store.put(name_of(b"abc"), [b"abc"])
+
+
+def test_a_sweep_keeps_what_is_wanted_or_young(store: BlobStore, tmp_path: Path) -> None:
+    blobs = [b"wanted", b"old", b"young"]
+    for data in blobs:
+        store.put(name_of(data), [data])
+    now = time.time()
+    for data in blobs[:2]:
+        os.utime(store.path(name_of(data)), (now - 7200, now - 7200))
+    (store.path(name_of(b"old")).parent / "x.part").write_bytes(b"12345")
+    os.utime(store.path(name_of(b"old")).parent / "x.part", (now - 7200, now - 7200))
+    limit = datetime.fromtimestamp(now, UTC) - timedelta(hours=1)
+    assert store.sweep({name_of(b"wanted")}, older_than=limit) == len(b"old") + 5
+    assert files(tmp_path) == sorted([name_of(b"wanted"), name_of(b"young")])
+
+
+def test_a_blob_put_again_is_young_again(store: BlobStore) -> None:
+    """A submission that relies on a blob from before keeps it from a sweep that runs at the same time."""
+    name = name_of(b"abc")
+    store.put(name, [b"abc"])
+    os.utime(store.path(name), (1000, 1000))
+    assert store.missing([name]) == []
+    assert store.sweep(set(), older_than=datetime.fromtimestamp(2000, UTC)) == 0
