@@ -12,6 +12,7 @@ import sys
 import time
 
 from .config import PROTOCOL, Fields
+from .log import CHUNK
 from .wire import Address, Connection
 
 TYPE_CHECKING = False
@@ -37,6 +38,7 @@ TIMEOUT_S = 30.0
 ORDERS_WAIT_S = 30
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 5.0
+LOG_PAUSE_S = 0.1  # between pieces of a log that trickles
 ORDERS_DELAY_S = 0.25  # work that ends sooner than this is not worth asking for orders
 
 
@@ -115,6 +117,9 @@ class Link:
         self._lease_s = config.lease_s
         self.refusals: tuple[int, ...] = REFUSALS
         self.closed = False
+        self.hurry = False  # nothing more will be written: send what there is
+        self._log_at = 0.0
+        self._log_timer: Timer | None = None
         self.lease_until = time.monotonic() + config.lease_s
         self._messages = Channel(self, self._next)
         self._bytes = Channel(self, self.pump)
@@ -171,7 +176,7 @@ class Link:
 
     def pump(self) -> None:
         """Send whatever there is to send; to be called after anything was added."""
-        if self.closed:
+        if self.closed or self._go is not None:
             return
         if self._messages.idle:
             batch = self._outbox.batch()
@@ -179,10 +184,24 @@ class Link:
                 who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": self._nonce}
                 body = json.dumps(who)[:-1].encode() + b', "messages": ' + batch + b"}"
                 self._messages.ask("POST", "/agent/v1/messages", body, self._applied)
-        if self._bytes.idle and self._log.pending:
+        if self._bytes.idle and self._log.pending and not self._pause():
+            self._log_at = time.monotonic()
             offset, lost, data = self._log.chunk()
             path = f"/agent/v1/log{self._query}&offset={offset}"
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
+
+    def _pause(self) -> bool:
+        """Whether to wait for more of a log of which little has come, since a request for each line costs too much."""
+        wait = self._log_at + LOG_PAUSE_S - time.monotonic()
+        if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
+            return False
+        if self._log_timer is None:
+            self._log_timer = self.loop.after(wait, self._pause_over)
+        return True
+
+    def _pause_over(self) -> None:
+        self._log_timer = None
+        self.pump()
 
     def stream(self, exec_id: str) -> ExecStream:
         """Where the output of a command that runs beside the work goes."""
@@ -241,38 +260,57 @@ class ExecStream:
         self._data = bytearray()
         self._code: int | None = None
         self._offset = 0  # of the first byte that is not delivered, so that a repeated request doubles nothing
+        self._begun = True
+        self._done: Callable[[], None] = nothing
+        self.drained: Callable[[], None] = nothing
         self._channel = Channel(link, self._pump)
 
     @property
     def full(self) -> bool:
-        """Whether the command should wait; unlike the work, it may."""
+        """Whether the command should wait until `drained` is called."""
         return len(self._data) >= self.LIMIT
+
+    def begin(self) -> None:
+        """Say that the command runs, before it says anything itself."""
+        self._begun = False
+        self._pump()
 
     def write(self, data: bytes) -> None:
         self._data += data
         self._pump()
 
-    def end(self, code: int) -> None:
-        self._code = code
+    def end(self, code: int, done: Callable[[], None]) -> None:
+        """The command has ended; `done` is called when that has arrived too."""
+        self._code, self._done = code, done
         self._pump()
 
     def _pump(self) -> None:
         if not self._channel.idle:
             return
-        if self._data:
+        path = f"{self._path}&stream=stdout&offset={self._offset}"
+        if self._data or not self._begun:
             size = min(len(self._data), 262144)
 
             def sent(fields: Fields) -> None:
+                was_full, self._begun = self.full, True
                 del self._data[:size]
                 self._offset += size
+                if was_full and not self.full:
+                    self.drained()
                 self._pump()
 
-            path = f"{self._path}&stream=stdout&offset={self._offset}"
             self._channel.ask("POST", path, bytes(self._data[:size]), sent)
         elif self._code is not None:
-            code, self._code = self._code, None
-            path = f"{self._path}&stream=stdout&offset={self._offset}&exit_code={code}"
-            self._channel.ask("POST", path, b"", lambda fields: self._channel.close())
+            self._channel.ask("POST", f"{path}&exit_code={self._code}", b"", self._ended)
+
+    def _ended(self, fields: Fields) -> None:
+        self._code = None
+        self._channel.close()
+        self._done()
+
+
+def nothing() -> None:
+    """What is called when nobody wants to know."""
 
 
 def make_headers(config: Config) -> str:

@@ -31,6 +31,11 @@ class Log:
         self._segment = max(64 * 1024, min(4 * 1024 * 1024, limit // 20))
 
     @property
+    def backlog(self) -> int:
+        """Bytes that are not delivered yet."""
+        return self.size - self._acked
+
+    @property
     def pending(self) -> bool:
         return self._acked < self.size
 

@@ -50,7 +50,7 @@ def act(config: Config, places: Places, lock: int, deliver: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, runner.terminated)
     if deliver or os.path.exists(places.started) or os.path.exists(places.exit):
-        runner.recover()
+        runner.recover(patient=not deliver)
     else:
         runner.claim()
     loop.run()

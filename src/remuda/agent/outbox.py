@@ -7,6 +7,7 @@ import os
 import time
 
 VOLATILE = ("progress", "telemetry")  # only the newest counts; never queued up behind a dead server
+VOLATILE_S = 0.5  # between two of them while nothing else is to be sent
 REWRITE_BYTES = 256 * 1024
 
 
@@ -18,6 +19,7 @@ class Outbox:
         self._unsent: list[tuple[int, str]] = []
         self._latest: dict[str, dict[str, object]] = {}
         self._last = 0
+        self._settled_at = 0.0
         for line in _lines(path):
             message = json.loads(line)
             self._last = message["seq"]
@@ -44,12 +46,13 @@ class Outbox:
     def settle(self) -> None:
         """Give the newest volatile messages their place in the order; done when the server has caught up."""
         latest, self._latest = self._latest, {}
+        self._settled_at = time.monotonic()
         for kind, fields in latest.items():
             self._append(kind, fields)
 
     def batch(self, limit: int = 200) -> bytes:
         """The next messages to send as a JSON list, b"" if there are none."""
-        if not self._unsent:
+        if not self._unsent and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
             self.settle()
         if not self._unsent:
             return b""
@@ -76,9 +79,13 @@ class Outbox:
 
 
 def now_text() -> str:
-    """The time on this node's clock as RFC 3339 with milliseconds, in UTC."""
-    now = time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+    """The time on this node's clock."""
+    return time_text(time.time())
+
+
+def time_text(seconds: float) -> str:
+    """Seconds since the epoch as RFC 3339 with milliseconds, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
 
 
 def _lines(path: str) -> list[str]:

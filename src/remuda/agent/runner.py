@@ -7,11 +7,13 @@ import os
 import time
 
 from .config import BadConfig, Work
-from .link import complain
+from .link import LOST, complain
+from .outbox import time_text
 from .scrub import Scrubber
+from .steps import Steps, needs_preparing
 from .work.environment import make_environment, write_whole
+from .work.execs import Execs
 from .work.guardian import PR_SET_CHILD_SUBREAPER, Command, prctl
-from .work.process import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +27,7 @@ if TYPE_CHECKING:
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
 KILL_WAIT_S = 30.0  # how long the kernel may take to end a killed process before the node counts as broken
 FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
-SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The shell passes over SIGTERM, which the commands in it get themselves, and so lives to tell their exit code.
-SHELL_LINE = 'trap : TERM; . "$0"'
+DELIVER_S = 20.0  # how long one that only delivers tries
 
 
 class Runner:
@@ -39,15 +39,16 @@ class Runner:
         self._places = places
         self._outbox = outbox
         self._log = log
-        self._lock = lock
         self._scrubber = Scrubber([])
         self._work: Work | None = None
-        self._process: Process | None = None
-        self._code: int | None = None
+        self._env: dict[str, str] = {}
         self._ending: tuple[str, str] | None = None  # outcome and reason, once something wants the work to end
         self._kill_timer: Timer | None = None
         self._over = False  # the outcome is known; what is left is to deliver
         self._exited = False  # ... and the exit itself is in the outbox
+        self._dismissed = False
+        self._steps = Steps(loop, config, places, lock, self)
+        self._execs = Execs(loop, lock, self.delivered)
 
     def attach(self, link: Link) -> None:
         self._link = link
@@ -57,14 +58,20 @@ class Runner:
         self._link.claim(self._begin)
         self._loop.after(1, self._tick)
 
-    def recover(self) -> None:
-        """Deliver what an agent before this one left behind; its work is dead, and is never begun again."""
+    def recover(self, *, patient: bool) -> None:
+        """Deliver what an agent before this one left behind; its work is dead, and is never begun again.
+
+        Not `patient`: leave after a while, delivered or not.
+        """
         self._over = True
         self._exited = self._outbox.has("exited")
         if not os.path.exists(self._places.exit):
             self._write_exit(*self._lost_exit())
         self._loop.after(1, self._tick)
-        self._link.refusals = (409, 410)
+        if not patient:
+            self._loop.after(DELIVER_S, self._leave)
+        self._link.refusals = LOST
+        self._link.hurry = True
         self._link.pump()
         self.delivered()
 
@@ -82,15 +89,25 @@ class Runner:
 
     def asked(self, exec_id: str, command: list[str]) -> None:
         """Run a command beside the work."""
+        stream = self._link.stream(exec_id)
+        if self._work is None or self._over or not command:
+            self._execs.refuse(stream, "the work does not run on this node (any more)")
+            return
+        if self._work.image is not None:
+            from .work.container import make_exec
+
+            command = make_exec(self._config, command, self._places)
+        folder = self._places.work if os.path.isdir(self._places.work) else self._places.home
+        self._execs.start(Command(command, self._env, folder), stream, list(self._work.secrets.values()))
 
     def dismissed(self, reason: str) -> None:
         """The claim is not ours: no work may go on, and nothing is left to say."""
-        if self._process is None:
+        self._dismissed = self._over = self._exited = True
+        if self._steps.process is None:
             self._leave()
             return
         complain(reason)
-        self._over = self._exited = True
-        self._process.kill()
+        self._steps.kill()
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
@@ -100,7 +117,7 @@ class Runner:
             with open(self._places.exit, encoding="utf-8") as file:
                 self._outbox.put("exited", **json.load(file))
             self._link.pump()
-        if self._exited and self._outbox.empty and not self._log.pending and self._process is None:
+        if self._exited and self._outbox.empty and not self._log.pending and self._execs.idle:
             self._leave()
 
     def terminated(self) -> None:
@@ -110,7 +127,7 @@ class Runner:
         else:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
-    # The work, step by step.
+    # The work, step by step. The steps call back.
 
     def _begin(self, fields: Fields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -121,37 +138,56 @@ class Runner:
             self._conclude("node", None, f"this agent does not understand its work: {error}")
             return
         self._scrubber = Scrubber(list(work.secrets.values()))
+        self._env = make_environment(self._config, work, self._places)
         self._log.limit(work.log_limit_mib)
         self._link.listen_soon()
-        os.makedirs(self._places.work, exist_ok=True)
-        self._run()
+        if needs_preparing(work):
+            self._steps.prepare(work, self._env)
+        else:
+            self._steps.run(work, self._env, reused=False)
 
-    def _run(self) -> None:
-        assert self._work is not None
-        write_whole(self._places.run, self._work.run + "\n")
-        shell = next(path for path in SHELLS if os.path.exists(path))
-        env = make_environment(self._config, self._work, self._places)
-        command = Command([shell, "-e", "-c", SHELL_LINE, self._places.run], env, self._places.work)
-        command.status_path = self._places.status
-        self._process = Process(
-            self._loop, command, self._lock, wrote=self._wrote, ended=self._ended, gone=self._run_gone
-        )
-        self._say("running", setup_reused=False)
+    def say(self, kind: str, **fields: object) -> None:
+        """Report; texts of the task's own making lose their secrets first."""
+        values = fields.get("values")
+        if isinstance(values, dict):
+            fields["values"] = {key: self._clean(value) for key, value in values.items()}
+        self._outbox.put(kind, **fields)
+        self._link.pump()
 
-    def _wrote(self, data: bytes) -> None:
+    def wrote(self, data: bytes) -> None:
+        """The work has written output."""
         self._log.write(self._scrubber.feed(data))
         self._link.pump()
 
-    def _ended(self, code: int | None) -> None:
-        self._code = code
-
-    def _run_gone(self) -> None:
-        """No process of the work is left."""
-        self._process = None
-        if self._code is None:
-            self._conclude("node", None, "the work's guardian process was killed")
+    def prepared(self, *, reused: bool) -> None:
+        """The folder is ready and nothing of its making runs any more."""
+        if self._work is None or self._dismissed:
+            self._leave()
+        elif self._ending is not None:
+            self._conclude(self._ending[0], None, self._ending[1])
         else:
-            self._conclude(*judge(self._code, self._ending))
+            self._steps.run(self._work, self._env, reused=reused)
+
+    def failed(self, outcome: str, code: int | None, reason: str) -> None:
+        """A step could not be done, or not be finished because something wanted the work to end."""
+        if self._dismissed:
+            self._leave()
+        elif self._ending is not None:
+            self._conclude(self._ending[0], code, self._ending[1])
+        else:
+            self._conclude(outcome, code, reason)
+
+    def ran(self, code: int, oom_kills: int) -> None:
+        """The work has ended and no process of it is left."""
+        if self._dismissed:
+            self._leave()
+            return
+        outcome, code, reason = judge(code, self._ending)
+        if oom_kills and outcome == "exit":
+            reason = f"out of memory: the work used more than its {self._config.memory_mib} MiB, and was killed"
+        self._conclude(outcome, code, reason)
+
+    # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float) -> None:
         """The work shall end within `seconds`. A stop outranks a notice; the earlier end counts."""
@@ -160,23 +196,20 @@ class Runner:
         asked = self._ending is not None
         if self._ending is None or outcome != "preempted":
             self._ending = (outcome, reason)
-        if self._process is None:
-            self._conclude(outcome, None, reason)
-            return
         if not asked:
-            self._process.ask()
+            self._steps.ask()
         due = time.monotonic() + max(0.0, seconds)
         if self._kill_timer is None or due < self._kill_timer.due:
             self._loop.cancel(self._kill_timer)
             self._kill_timer = self._loop.after(max(0.0, seconds), self._kill)
 
     def _kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        if not self._over:
+            self._steps.kill()
             self._loop.after(KILL_WAIT_S, self._give_up)
 
     def _give_up(self) -> None:
-        if self._process is not None and not self._over:
+        if not self._over:
             self._conclude("node", None, "a process of the work could not be killed")
 
     def _conclude(self, outcome: str, code: int | None, reason: str) -> None:
@@ -184,15 +217,17 @@ class Runner:
         rest = self._scrubber.flush()
         if rest:
             self._log.write(rest)
+        self._execs.kill()
         self._outbox.settle()
         self._write_exit(outcome, code, self._scrubber.text(reason))
+        self._link.hurry = True
         self._link.pump()
         self.delivered()
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
         """Note the end on disk before anyone is told, so that an agent killed now loses nothing."""
-        exit_ = {"outcome": outcome, "exit_code": code, "reason": reason, "log_bytes": self._log.size}
-        write_whole(self._places.exit, json.dumps(exit_), sync=True)
+        found = {"outcome": outcome, "exit_code": code, "reason": reason, "log_bytes": self._log.size}
+        write_whole(self._places.exit, json.dumps(found), sync=True)
 
     def _lost_exit(self) -> tuple[str, int | None, str]:
         """The outcome of work whose agent was killed."""
@@ -203,22 +238,25 @@ class Runner:
             return "node", None, "the agent was killed, and its work with it"
 
     def _write_notice(self, seconds: float, reason: str) -> None:
-        deadline = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
-        notice = {"seconds": seconds, "deadline": deadline, "reason": reason}
+        notice = {"seconds": seconds, "deadline": time_text(time.time() + seconds), "reason": reason}
         write_whole(self._places.notice, json.dumps(notice))
 
-    def _say(self, kind: str, **fields: object) -> None:
-        self._outbox.put(kind, **fields)
-        self._link.pump()
+    def _clean(self, value: object) -> object:
+        return self._scrubber.text(value) if isinstance(value, str) else value
 
     def _tick(self) -> None:
-        """Once a second: has the lease run out?"""
+        """Once a second: has the lease run out, is the work idle, has it anything to tell?"""
         self._loop.after(1, self._tick)
+        self._link.pump()
         if time.monotonic() > self._link.lease_until:
             if self._work is None or self._over:
                 self._leave()
-            elif self._ending is None:
+                return
+            if self._ending is None:
                 self.ordered("notice", self._config.grace_s, "the control plane was silent for longer than the lease")
+        found = self._steps.look()
+        if found is not None and self._ending is None:
+            self._end(*found, self._config.grace_s)
 
     def _leave(self) -> None:
         self._link.close()

@@ -29,6 +29,11 @@ DEVICE_VARIABLES = {
 }
 
 
+SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+# The shell passes over SIGTERM, which the commands in it get themselves, and so lives to tell their exit code.
+SHELL_LINE = 'trap : TERM; . "$0"'
+
+
 class Places:
     """The files and folders of one rank on its node."""
 
@@ -44,6 +49,8 @@ class Places:
         self.started = home + "/started"
         self.status = home + "/status"
         self.exit = home + "/exit.json"
+        self.phase = home + "/phase"  # of a container: setup, failed or run
+        self.entry = home + "/entry.sh"
 
 
 def make_environment(config: Config, work: Work, places: Places) -> dict[str, str]:
@@ -57,6 +64,11 @@ def make_environment(config: Config, work: Work, places: Places) -> dict[str, st
     env.update(_rank(config, work))
     env.update(device_variables(config))
     return env
+
+
+def find_shell() -> str:
+    """The shell that reads the task's commands: bash where there is one."""
+    return next(path for path in SHELLS if os.path.exists(path))
 
 
 def base_environment() -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 It is a fork of the agent, and the reaper of whatever the work orphans. The agent and it hold the two ends of a
 socket pair: one letter asks it to ask the work to end (T) or to kill it (K), and the end of the stream means that
-the agent is dead. It answers in lines: `exit CODE` when the work's first process has ended.
+the agent is dead. It answers with one line when the work's first process has ended, `exit CODE OOM`, with the number
+of processes that the kernel killed because the work used too much memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import select
 import signal
 
 from ..loop import make_wake_pipe
+from .cgroup import count_oom_kills
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,17 +33,20 @@ class Command:
         self.env = env
         self.cwd = cwd
         self.call: Callable[[], int] | None = None  # instead of the program; returns the exit code
-        self.cgroup: list[str] = []  # folders of control groups to enter, and to remove at the end
+        self.cgroup: str | None = None  # folder of the control group to enter, and to remove at the end
         self.cleanup: list[str] | None = None  # a program to run when all is over, such as the container's removal
+        self.channel = -1  # a file that the function, and it alone, may write to
         self.status_path: str | None = None  # where the exit code is noted before anyone is told
 
 
 def guard(command: Command, control: int, output: int, keep: int) -> None:
     """Run the work to its end and exit. `keep` is the agent's lock, held until no process of the work is left."""
     os.setsid()  # whoever kills the agent's process group shall not kill its guardian
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    agent = os.getppid()
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _close_all_but({0, 1, 2, control, output, keep})
+    signal.signal(signal.SIGTERM, lambda number, frame: _pass_on(agent))
+    _close_all_but({0, 1, 2, control, output, keep, command.channel})
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     wake, _ = make_wake_pipe()
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -50,27 +55,32 @@ def guard(command: Command, control: int, output: int, keep: int) -> None:
     if work == 0:
         _become(command, output, guardian)
     os.close(output)
-    Guard(work, control, wake, command.status_path).run()
+    if command.channel >= 0:
+        os.close(command.channel)
+    Guard(work, control, wake, command).run()
     if command.cleanup:
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
         os.waitpid(os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions), 0)
-    busy = [folder for folder in command.cgroup if not removed_group(folder)]
+    tries = 100
+    busy = command.cgroup is not None and not removed_group(command.cgroup)
     os.close(control)  # the agent need not wait for the rest
-    for _ in range(100 if busy else 0):
+    while busy and tries and command.cgroup:
         select.select([], [], [], 0.02)
-        busy = [folder for folder in busy if not removed_group(folder)]
+        tries -= 1
+        busy = not removed_group(command.cgroup)
     os._exit(0)
 
 
 class Guard:
     """Waits for children and for the agent, and kills what has to be killed until nothing is left."""
 
-    def __init__(self, work: int, control: int, wake: int, status_path: str | None) -> None:
+    def __init__(self, work: int, control: int, wake: int, command: Command) -> None:
         self._work = work
         self._control = control
         self._wake = wake
-        self._status_path = status_path
+        self._status_path = command.status_path
+        self._cgroup = command.cgroup
         self._alive = True  # the work's first process has not been reaped, so that its number is still its own
         self._asked = False  # the work was asked to end, and gets its time
         self._killing = False
@@ -105,8 +115,9 @@ class Guard:
         if self._status_path and not self._killing:
             with open(self._status_path, "w") as file:
                 file.write(f"{code}\n")
+        kills = count_oom_kills(self._cgroup) if self._cgroup else 0
         try:
-            os.write(self._control, b"exit %d\n" % code)
+            os.write(self._control, b"exit %d %d\n" % (code, kills))
         except OSError:
             self._killing = True  # the agent is dead
         if self._asked:
@@ -221,8 +232,8 @@ def _become(command: Command, output: int, guardian: int) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guardian:
             os._exit(137)  # it died before it could take us along
-        for folder in command.cgroup:
-            with open(folder + "/cgroup.procs", "w") as file:
+        if command.cgroup is not None:
+            with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
@@ -233,7 +244,7 @@ def _become(command: Command, output: int, guardian: int) -> None:
         os.chdir(command.cwd)
         if command.call is not None:
             os._exit(command.call())
-        os.execve(command.argv[0], command.argv, command.env)
+        os.execvpe(command.argv[0], command.argv, command.env)
     except FileNotFoundError as error:
         code = 127
         _tell(f"cannot start the work: {error}")
@@ -245,6 +256,12 @@ def _become(command: Command, output: int, guardian: int) -> None:
 
 def _tell(text: str) -> None:
     os.write(2, (f"remuda: {text}\n").encode())
+
+
+def _pass_on(agent: int) -> None:
+    """Guardian and agent have one command line: who looks it up and signals the wrong one means the agent."""
+    if os.getppid() == agent:
+        _signal(agent, signal.SIGTERM)
 
 
 def _signal_group(group: int, number: int) -> None:

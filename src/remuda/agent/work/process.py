@@ -39,6 +39,7 @@ class Process:
         self._wrote, self._ended, self._gone = wrote, ended, gone
         self._lines = b""
         self._told = False
+        self.oom_kills = 0  # of its processes, by the kernel, for using more memory than the work may
         ours, theirs = socket.socketpair()
         self._output, output = os.pipe()
         self.guardian = os.fork()
@@ -87,7 +88,8 @@ class Process:
         *lines, self._lines = (self._lines + data).split(b"\n")
         for line in lines:
             self._told = True
-            self._ended(int(line.split()[1]))
+            code, self.oom_kills = (int(word) for word in line.split()[1:3])
+            self._ended(code)
 
     def _read(self, events: int) -> None:
         try:

@@ -1,0 +1,278 @@
+"""The processes of the work one after another: prepare the folder, run the task, carry its outputs out."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from .loop import READ
+from .work.environment import SHELL_LINE, find_shell, write_whole
+from .work.guardian import Command
+from .work.process import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from .config import Config, Work
+    from .loop import Loop
+    from .work.environment import Places
+    from .work.watch import Watch
+
+    class Owner(Protocol):
+        """What the steps tell the runner."""
+
+        def say(self, kind: str, **fields: object) -> None: ...
+        def wrote(self, data: bytes) -> None: ...
+        def prepared(self, *, reused: bool) -> None: ...
+        def failed(self, outcome: str, code: int | None, reason: str) -> None: ...
+        def ran(self, code: int, oom_kills: int) -> None: ...
+
+
+PHASE_S = 0.1  # between looks at how far a container is
+GROUP_PREFIX = "remuda-"
+
+
+class Steps:
+    """Starts each step as a process and tells the owner how it ended."""
+
+    def __init__(self, loop: Loop, config: Config, places: Places, lock: int, owner: Owner) -> None:
+        self._loop = loop
+        self._config = config
+        self._places = places
+        self._lock = lock
+        self._owner = owner
+        self.process: Process | None = None
+        self._code: int | None = None
+        self._oom_kills = 0
+        self._watch: Watch | None = None  # while the task itself runs
+        self._group: str | None = None
+        self._gpus: Process | None = None
+        self._channel = -1
+        self._lines = b""
+        self._result: dict[str, object] = {}
+
+    def ask(self) -> None:
+        """SIGTERM to whatever runs."""
+        if self.process is not None:
+            self.process.ask()
+
+    def kill(self) -> None:
+        """SIGKILL to all of it."""
+        if self.process is not None:
+            self.process.kill()
+
+    def prepare(self, work: Work, env: dict[str, str]) -> None:
+        """Make the folder and do the setup; then `prepared` or `failed`."""
+        from .work.prepare import find_setup, prepare
+
+        if work.setup is not None and work.image is None:
+            env["REMUDA_SETUP_DIR"] = find_setup(self._config, work) + "/dir"
+        command = Command([], env, self._places.home)
+        command.call = lambda: prepare(self._config, work, self._places, env, command.channel)
+        self._start(command, self._prepare_gone)
+
+    def run(self, work: Work, env: dict[str, str], *, reused: bool) -> None:
+        """Run the task; then `ran` or `failed`."""
+        self._work, self._env = work, env
+        write_whole(self._places.run, work.run + "\n")
+        if work.image is not None:
+            self._run_container()
+            return
+        os.makedirs(self._places.work, exist_ok=True)
+        command = Command([find_shell(), "-e", "-c", SHELL_LINE, self._places.run], env, self._places.work)
+        if self._config.memory_mib:
+            from .work.cgroup import make_group
+
+            name = f"{GROUP_PREFIX}{self._config.gang}-{self._config.rank}"
+            command.cgroup = self._group = make_group(name, self._config.memory_mib)
+        command.status_path = self._places.status
+        self._start(command, self._run_gone)
+        self._runs(reused=reused)
+
+    def look(self) -> tuple[str, str] | None:
+        """Report news of the work; the outcome and reason if it must be ended for what it does, or does not do."""
+        if self._watch is None or self._code is not None:
+            return None
+        reason = self._watch.tick()
+        if self._watch.too_large and not self._oom_kills:
+            self._oom_kills = 1
+            self.kill()
+        return ("limit", reason) if reason else None
+
+    def _run_container(self) -> None:
+        from .work.container import make_container
+        from .work.folder import CannotBuild
+
+        try:
+            command = make_container(self._config, self._work, self._places, self._env)
+        except CannotBuild as error:
+            self._owner.failed("setup", None, str(error))
+            return
+        command.status_path = self._places.status
+        self._start(command, self._run_gone)
+        self._loop.after(PHASE_S, self._look_at_container)
+
+    def _look_at_container(self, said: str = "") -> None:
+        """What runs inside writes how far it is."""
+        try:
+            with open(self._places.phase, encoding="ascii") as file:
+                phase = file.read().strip()
+        except OSError:
+            phase = ""
+        if phase == "run":
+            self._runs(reused=False)
+        elif self.process is not None:
+            if phase == "setup" and said != phase:
+                self._owner.say("setup")
+            self._loop.after(PHASE_S, lambda: self._look_at_container(phase))
+
+    def _runs(self, *, reused: bool) -> None:
+        """The task itself runs from now on."""
+        self._owner.say("running", setup_reused=reused)
+        if self.process is None:
+            return  # and has ended already
+        from .work.watch import Watch
+
+        self._watch = Watch(
+            self._owner.say,
+            self.process.guardian,
+            progress=self._places.progress,
+            checkpoint=find_checkpoint(self._places, self._work),
+            idle_s=self._work.idle_s,
+        )
+        if self._config.memory_mib and self._group is None and self._work.image is None:
+            self._watch.memory_mib = self._config.memory_mib
+        if self._config.devices and self._config.vendor == "nvidia":
+            self._loop.after(1, self._measure_gpus)
+
+    def _measure_gpus(self) -> None:
+        """In a process of its own: a driver that hangs shall hang nothing else."""
+        if self._watch is None:
+            return
+        from .work.meters import measure_gpus
+
+        command = Command([], self._env, self._places.home)
+        command.call = lambda: measure_gpus(self._config.devices or [], self._config.device_indices)
+        self._gpus = Process(
+            self._loop, command, self._lock, wrote=self._gpus_measured, ended=lambda code: None, gone=lambda: None
+        )
+
+    def _gpus_measured(self, data: bytes) -> None:
+        try:
+            values = json.loads(data.splitlines()[-1])
+        except ValueError:
+            return
+        if self._watch is not None:
+            self._watch.gpus = values
+
+    def _start(self, command: Command, gone: Callable[[], None]) -> None:
+        self._code, self._lines, self._result = None, b"", {}
+        writer = -1
+        if command.call is not None:
+            self._channel, writer = os.pipe()
+            os.set_blocking(self._channel, False)
+            self._loop.watch(self._channel, READ, self._heard)
+            command.channel = writer
+        self.process = Process(
+            self._loop, command, self._lock, wrote=self._wrote, ended=self._ended, gone=lambda: self._gone(gone)
+        )
+        if writer >= 0:
+            os.close(writer)
+
+    def _wrote(self, data: bytes) -> None:
+        if self._watch is not None:
+            self._watch.wrote(data)
+        self._owner.wrote(data)
+
+    def _ended(self, code: int | None) -> None:
+        self._code = code
+        if self.process is not None:
+            self._oom_kills += self.process.oom_kills
+
+    def _gone(self, then: Callable[[], None]) -> None:
+        """No process of this step is left."""
+        while self._channel >= 0:
+            self._heard(READ)
+        self.process = None
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        if self._gpus is not None:
+            self._gpus.kill()
+        then()
+
+    def _heard(self, events: int) -> None:
+        """A step tells how it goes: `setup`, `image NAME DIGEST`, or its result as JSON."""
+        try:
+            data = os.read(self._channel, 65536)
+        except BlockingIOError:
+            data = b""
+        if not data:
+            self._loop.unwatch(self._channel)
+            os.close(self._channel)
+            self._channel = -1
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            if line == b"setup":
+                self._owner.say("setup")
+            elif line.startswith(b"image "):
+                self._owner.say("event", name="image", text=line[6:].decode("utf-8", "replace"))
+            else:
+                self._result = json.loads(line)
+
+    def _prepare_gone(self) -> None:
+        if not self._result:
+            self._owner.failed("node", None, "the making of the working folder was killed")
+        elif self._result["outcome"]:
+            code = self._result["exit_code"]
+            reason = str(self._result["reason"])
+            self._owner.failed(str(self._result["outcome"]), code if isinstance(code, int) else None, reason)
+        else:
+            self._owner.prepared(reused=bool(self._result["reused"]))
+
+    def _run_gone(self) -> None:
+        if self._code is None:
+            self._owner.failed("node", None, "the work's guardian process was killed")
+        elif self._result:
+            self._owner.failed("setup", None, str(self._result["reason"]))
+        elif self._work.image is not None and self._container_failed():
+            self._owner.failed("setup", self._code, f"the setup ended with exit code {self._code}")
+        elif self._code == 0 and self._work.outputs:
+            self._carry_out()
+        else:
+            self._owner.ran(self._code, self._oom_kills)
+
+    def _container_failed(self) -> bool:
+        try:
+            with open(self._places.phase, encoding="ascii") as file:
+                return file.read().strip() == "failed"
+        except OSError:
+            return False
+
+    def _carry_out(self) -> None:
+        from .work.prepare import carry_out
+
+        command = Command([], self._env, self._places.home)
+        command.call = lambda: carry_out(self._work, self._places.work)
+        self._start(command, self._carried_out)
+
+    def _carried_out(self) -> None:
+        code = os.EX_IOERR if self._code is None else self._code
+        if code:
+            self._owner.failed("exit", code, "the work ended well, but its outputs could not be copied; see its log")
+        else:
+            self._owner.ran(0, 0)
+
+
+def find_checkpoint(places: Places, work: Work) -> str | None:
+    """The folder in which the work's checkpoints really lie."""
+    if work.checkpoint is None:
+        return None
+    return work.checkpoint.storage or os.path.join(places.work, work.checkpoint.path)
+
+
+def needs_preparing(work: Work) -> bool:
+    """Whether anything has to be fetched, set up or copied before the task can run in its folder."""
+    return bool(work.snapshot or work.git_url or work.setup or work.inputs or work.checkpoint)

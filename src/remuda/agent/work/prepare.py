@@ -1,0 +1,126 @@
+"""Gets the working folder ready, setup included, in a process of its own that may take its time.
+
+A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps what it made: `dir`, the folder
+that it can fill under the name REMUDA_SETUP_DIR, and `tree`, the working folder as it left it, from which later
+attempts start. The file `finished` appears last. Of several agents with one key, one sets up and the others wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+
+from .environment import SHELL_LINE, find_shell, write_whole
+from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
+from .trees import copy_tree, remove_tree, replace_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Config, Work
+    from .environment import Places
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+class SetupFailed(Exception):
+    """The setup script ended with another exit code than 0."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the setup ended with exit code {code}")
+        self.code = code
+
+
+def prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> int:
+    """Do it all; lines on `channel` tell the agent of `setup` and, at the end, of the result as JSON."""
+    outcome, code, reason, reused = "", None, "", False
+    try:
+        reused = _prepare(config, work, places, env, channel)
+    except SetupFailed as error:
+        outcome, code, reason = "setup", error.code, str(error)
+    except CannotBuild as error:
+        outcome, reason = "setup", str(error)
+    except OSError as error:
+        outcome = "node" if error.errno in FULL else "setup"
+        reason = f"the working folder could not be made: {error}"
+    result = {"outcome": outcome, "exit_code": code, "reason": reason, "reused": reused}
+    os.write(channel, (json.dumps(result) + "\n").encode())
+    return 1 if outcome else 0
+
+
+def carry_out(work: Work, folder: str) -> int:
+    """Copy the outputs of work that ended well to where they shall be; returns an exit code of sysexits.h."""
+    try:
+        for source, target in work.outputs:
+            transfer(inside(folder, source), os.path.expanduser(target), "output")
+    except (CannotBuild, OSError) as error:
+        os.write(2, f"remuda: an output could not be copied: {error}\n".encode())
+        return os.EX_IOERR
+    return 0
+
+
+def find_setup(config: Config, work: Work) -> str:
+    """The folder of this machine's cache in which the work's setup is kept."""
+    key = (
+        work.setup_key or hashlib.sha256(json.dumps([work.setup, work.snapshot, work.git_commit]).encode()).hexdigest()
+    )
+    return os.path.join(config.cache, "setups", "".join(c if c.isalnum() or c in "-_." else "_" for c in key))
+
+
+def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
+    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, OSError."""
+    reused = False
+    if work.setup is None or work.image is not None:  # a container has a file system of its own to set up
+        build_folder(config, work, places.work, env)
+    else:
+        reused = _set_up(config, work, places, env, channel)
+    for source, target in work.inputs:  # after the setup, which must not depend on what its key does not name
+        transfer(source, inside(places.work, target), "input")
+    if work.checkpoint is not None:
+        link_checkpoint(work.checkpoint, places.work)
+    return reused
+
+
+def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
+    kept = find_setup(config, work)
+    os.makedirs(kept, mode=0o700, exist_ok=True)
+    lock = os.open(kept + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not os.path.exists(kept + "/finished"):
+        os.write(channel, b"setup\n")  # also while another agent's setup of the same key is waited for
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        if os.path.exists(kept + "/finished"):
+            _restore(kept, places.work)
+            return True
+        build_folder(config, work, places.work, env)
+        remove_tree(kept + "/dir")  # half of what a failed setup made is worse than nothing
+        os.mkdir(kept + "/dir")
+        write_whole(places.setup, (work.setup or "") + "\n")
+        os.chdir(places.work)
+        code = run([find_shell(), "-e", "-c", SHELL_LINE, places.setup], env)
+        if code:
+            raise SetupFailed(code)
+        _keep(kept, places.work)
+    finally:
+        os.close(lock)
+    return False
+
+
+def _keep(kept: str, folder: str) -> None:
+    """Save the folder as the setup left it, with the files in which its path is written."""
+    remove_tree(kept + "/tree")
+    marked = copy_tree(folder, kept + "/tree", folder.encode())
+    write_whole(kept + "/finished", json.dumps({"folder": folder, "marked": marked}), sync=True)
+
+
+def _restore(kept: str, folder: str) -> None:
+    """Make the folder as a setup left it. Scripts that name the folder in which they were made name this one then."""
+    remove_tree(folder)
+    copy_tree(kept + "/tree", folder)
+    with open(kept + "/finished", encoding="utf-8") as file:
+        found = json.load(file)
+    for path in found["marked"]:
+        replace_in(os.path.join(folder, path), found["folder"].encode(), folder.encode())
+    os.utime(kept + "/finished")  # used now; whoever clears the cache sees it

@@ -1,0 +1,337 @@
+"""A control plane for agents under test: real HTTP on a Unix socket, strict about the protocol, wilful when asked."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from remuda.agent.bundle import make_command
+
+GANG = "rm-0badcafe-test-1"
+TOKEN = "the-token-of-this-gang"
+PATIENCE_S = 30
+
+
+class Stub:
+    """What the server knows and how it behaves; `faults` collects every breach of the protocol."""
+
+    def __init__(self, path: Path, work: dict[str, object]) -> None:
+        self.path = str(path)
+        self.work = {"job": "digits", "job_id": "01j", "project": "default", "attempt": 1, "run": "true", **work}
+        self.lease_s = 3600.0
+        self.nonces: dict[int, str] = {}
+        self.claims_before_go = 0
+        self.refuse: int | None = None  # status of every answer
+        self.log_delay_s = 0.0
+        self.messages: list[dict[str, object]] = []
+        self.log = bytearray()  # what came, without what was lost
+        self.log_size = 0
+        self.lost: list[tuple[int, int]] = []
+        self.keep_log = True
+        self.order: dict[str, object] | None = None
+        self.execs: list[dict[str, object]] = []
+        self.exec_output: dict[str, bytearray] = {}
+        self.exec_codes: dict[str, int] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        self.faults: list[str] = []
+        self.lock = threading.Condition()
+        self._server: _Server | None = None
+
+    def start(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._server = _Server(self)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Be gone, as a killed server is: the socket's file stays, all connections break."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            server.shutdown()
+            server.server_close()
+            server.break_all()
+
+    def kinds(self) -> list[str]:
+        with self.lock:
+            return [str(message["kind"]) for message in self.messages]
+
+    def last(self, kind: str) -> dict[str, object]:
+        with self.lock:
+            return next(message for message in reversed(self.messages) if message["kind"] == kind)
+
+    def give(self, kind: str, seconds: float, reason: str = "because") -> None:
+        with self.lock:
+            seq = int(str(self.order["seq"])) + 1 if self.order else 1
+            self.order = {"seq": seq, "kind": kind, "seconds": seconds, "reason": reason}
+            self.lock.notify_all()
+
+    def run_beside(self, exec_id: str, command: Sequence[str]) -> None:
+        with self.lock:
+            self.execs.append({"id": exec_id, "command": list(command), "tty": False})
+            self.lock.notify_all()
+
+    def add_blob(self, data: bytes) -> str:
+        digest = sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return digest
+
+    def add_folder(self, files: dict[str, bytes], links: dict[str, str] | None = None, mode: int = 0o644) -> str:
+        entries: list[dict[str, object]] = [
+            {"path": path, "sha256": self.add_blob(data), "mode": mode, "size": len(data)}
+            for path, data in files.items()
+        ]
+        entries += [{"path": path, "link": target} for path, target in (links or {}).items()]
+        return self.add_blob(json.dumps({"files": entries}).encode())
+
+    # The routes. Each returns a status and a body.
+
+    def claim(self, ask: dict[str, object]) -> tuple[int, object]:
+        rank, nonce = int(str(ask["rank"])), str(ask["nonce"])
+        if self.nonces.setdefault(rank, nonce) != nonce:
+            return 409, {"code": "claimed"}
+        if set(ask) != {"gang", "rank", "nonce", "address", "host"}:
+            self.faults.append(f"claim with {sorted(ask)}")
+        if self.claims_before_go > 0:
+            self.claims_before_go -= 1
+            return 200, {"state": "wait", "after_s": 0.05}
+        return 200, {"state": "go", "work": self.work, "lease_s": self.lease_s}
+
+    def receive(self, ask: dict[str, object]) -> tuple[int, object]:
+        if self.nonces.get(int(str(ask["rank"]))) != ask["nonce"]:
+            return 409, {"code": "claimed"}
+        messages = ask["messages"]
+        assert isinstance(messages, list)
+        for message in messages:
+            done = len(self.messages)
+            if message["seq"] > done + 1:
+                self.faults.append(f"message {message['seq']} after {done}")
+            elif message["seq"] == done + 1:
+                if self.messages and self.messages[-1]["kind"] == "exited":
+                    self.faults.append(f"{message['kind']} after exited")
+                if message["kind"] == "exited" and message["log_bytes"] != self.log_size:
+                    self.faults.append(f"exited with {message['log_bytes']} bytes of log, {self.log_size} came")
+                self.messages.append(message)
+        return 200, {"ack": len(self.messages), "lease_s": self.lease_s}
+
+    def append(self, query: dict[str, str], data: bytes) -> tuple[int, object]:
+        offset, lost = int(query["offset"]), int(query.get("lost", 0))
+        if offset > self.log_size and offset - lost > self.log_size:
+            return 200, {"offset": self.log_size}
+        if offset > self.log_size:
+            self.lost.append((self.log_size, offset - self.log_size))
+            self.log_size = offset
+        fresh = data[self.log_size - offset :]
+        if self.keep_log:
+            self.log += fresh
+        self.log_size += len(fresh)
+        return 200, {"offset": self.log_size}
+
+    def orders(self, query: dict[str, str]) -> tuple[int, object]:
+        def news() -> bool:
+            return bool(self.order and int(str(self.order["seq"])) > int(query["after"])) or any(
+                each["id"] not in self.exec_output for each in self.execs
+            )
+
+        with self.lock:
+            self.lock.wait_for(lambda: news() or self._server is None, float(query["wait_s"]))
+            order = self.order if self.order and int(str(self.order["seq"])) > int(query["after"]) else None
+            waiting = [each for each in self.execs if each["id"] not in self.exec_output]
+            return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s}
+
+    def take_output(self, exec_id: str, query: dict[str, str], data: bytes) -> tuple[int, object]:
+        output = self.exec_output.setdefault(exec_id, bytearray())
+        offset = int(query["offset"])
+        if offset > len(output):
+            self.faults.append(f"output of {exec_id} at {offset}, {len(output)} came")
+        output += data[len(output) - offset :]
+        if "exit_code" in query:
+            self.exec_codes[exec_id] = int(query["exit_code"])
+        return 200, {}
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, stub: Stub) -> None:
+        self.stub = stub
+        self.open: set[socket.socket] = set()
+        super().__init__(stub.path, _Handler)
+
+    def get_request(self) -> tuple[socket.socket, str]:
+        connection, _ = self.socket.accept()
+        self.open.add(connection)
+        return connection, "agent"
+
+    def break_all(self) -> None:
+        with self.stub.lock:
+            self.stub.lock.notify_all()
+        for connection in list(self.open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            self.stub.faults.append(f"{type(error).__name__}: {error}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _serve(self) -> None:
+        stub = self.server.stub
+        data = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        stub.requests.append(url.path)
+        if self.headers["Authorization"] != f"Bearer {TOKEN}" or self.headers["Remuda-Agent-Protocol"] != "1":
+            stub.faults.append(f"headers of {self.path}")
+        if stub.refuse is not None:
+            self._answer(stub.refuse, {"code": "no"})
+            return
+        if url.path == "/agent/v1/log":
+            time.sleep(stub.log_delay_s)
+        if url.path == "/agent/v1/orders":
+            self._answer(*stub.orders(query))
+            return
+        with stub.lock:
+            status, answer = self._route(stub, url.path, query, data)
+        self._answer(status, answer)
+
+    def _route(self, stub: Stub, path: str, query: dict[str, str], data: bytes) -> tuple[int, object]:
+        match path.removeprefix("/agent/v1/").split("/"):
+            case ["claim"]:
+                return stub.claim(json.loads(data))
+            case ["messages"]:
+                return stub.receive(json.loads(data))
+            case ["log"]:
+                return stub.append(query, data)
+            case ["execs", exec_id]:
+                return stub.take_output(exec_id, query, data)
+            case ["blobs", digest] if digest in stub.blobs:
+                return 200, stub.blobs[digest]
+            case _:
+                return 404, {"code": "not-found"}
+
+    def _answer(self, status: int, answer: object) -> None:
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Rig:
+    """One agent, its home, and the server that it talks to."""
+
+    def __init__(self, folder: Path, **work: object) -> None:
+        self.folder = folder
+        self.stub = Stub(folder / "s", work)
+        self.home = folder / "home"
+        self.config: dict[str, object] = {
+            "protocol": 1,
+            "gang": GANG,
+            "rank": 0,
+            "address": f"unix:{folder}/s",
+            "token": TOKEN,
+            "home": str(self.home),
+            "cache": str(folder / "cache"),
+            "lease_s": 3600,
+            "grace_s": 2,
+            "devices": [],
+        }
+        self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "SERVER_SECRET": "not-for-tasks"}
+        self.command = make_command()
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def launch(self, *arguments: str) -> subprocess.Popen[bytes]:
+        path = self.folder / f"config-{self.config['rank']}-{len(self.agents)}.json"
+        path.write_text(json.dumps(self.config))
+        with open(self.folder / "agent.log", "ab") as log:
+            agent = subprocess.Popen(
+                [*self.command, *arguments, str(path)],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.agents.append(agent)
+        return agent
+
+    def finish(self, *arguments: str) -> int:
+        """Run an agent to its end."""
+        return self.launch(*arguments).wait(PATIENCE_S * 2)
+
+    def said(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        give_up = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < give_up, f"never happened; messages: {self.stub.messages}; agent: {self.said()}"
+            time.sleep(0.01)
+
+    def output(self) -> str:
+        return bytes(self.stub.log).decode()
+
+    def exited(self) -> dict[str, object]:
+        return self.stub.last("exited")
+
+    def survivors(self) -> list[int]:
+        """Processes of the work that live, found by what the work's environment promises."""
+        mark = f"REMUDA_JOB_ID={self.stub.work['job_id']}".encode()
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with suppress(OSError):
+                    zombie = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+                    if not zombie and mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                        found.append(int(entry))
+        return found
+
+
+@contextmanager
+def make_rig(**work: object) -> Iterator[Rig]:
+    """A rig with its server up; nothing of it is left afterwards, and the protocol was kept."""
+    folder = Path(tempfile.mkdtemp(prefix="rm-agent-", dir="/tmp"))  # a Unix socket's path must be short
+    work.setdefault("job_id", re.sub(r"\W", "", folder.name))
+    rig = Rig(folder, **work)
+    rig.stub.start()
+    try:
+        yield rig
+        assert rig.stub.faults == []
+    finally:
+        for agent in rig.agents:
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGKILL)
+            agent.wait()
+        rig.stub.stop()
+        rig.until(lambda: not rig.survivors())
+        shutil.rmtree(folder, ignore_errors=True)

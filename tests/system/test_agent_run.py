@@ -1,0 +1,252 @@
+"""What an agent does with work: runs it as promised, reports it, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from remuda.agent.bundle import get_digest, make_archive
+from tests.system.agent_server import GANG, make_rig
+
+pytestmark = pytest.mark.system
+
+
+def test_exit_code_log_and_order_of_messages() -> None:
+    with make_rig(run="echo one; echo two >&2; echo three; exit 7") as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "one\ntwo\nthree\n"
+        assert rig.stub.kinds() == ["running", "exited"]
+        exited = rig.exited()
+        assert (exited["outcome"], exited["exit_code"], exited["log_bytes"]) == ("exit", 7, 14)
+        assert json.loads((rig.home / "exit.json").read_text())["exit_code"] == 7
+        assert rig.said() == ""
+
+
+def test_success_signal_and_tempfail() -> None:
+    for run, outcome, code in [
+        ("true", "succeeded", 0),
+        ("kill -KILL $$", "exit", 137),
+        ("exit 75", "preempted", 75),
+        ("false; echo never", "exit", 1),
+        ("no-such-program-anywhere", "exit", 127),
+    ]:
+        with make_rig(run=run) as rig:
+            assert rig.finish() == 0
+            assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == (outcome, code), run
+            assert "never" not in rig.output()
+
+
+def test_environment_is_clean_and_as_promised() -> None:
+    work = {
+        "run": "env -0",
+        "env": {"A": "b c", "REMUDA_RANK": "user", "PYTHONUNBUFFERED": "0"},
+        "secrets": {"TOKEN": "hunter2hunter2"},
+        "params": {"lr": 0.1, "use-amp": True, "name": "x"},
+        "nodes": 2,
+        "addresses": ["10.0.0.1", "10.0.0.2"],
+        "master_port": 20123,
+        "accelerators_per_node": 2,
+        "checkpoint": {"path": "ckpt", "storage": None, "every_s": 60.0},
+    }
+    with make_rig(**work) as rig:
+        rig.config.update(rank=1, devices=["GPU-a", "GPU-b"], device_indices=[1, 3], vendor="nvidia")
+        assert rig.finish() == 0
+        env = dict(line.split("=", 1) for line in rig.output().split("\0") if line)
+        env = {name: value for name, value in env.items() if name not in ("PWD", "SHLVL", "_", "OLDPWD", "LC_CTYPE")}
+        assert env == {
+            **{"PATH": os.environ["PATH"], "HOME": str(rig.folder), "LANG": "C.UTF-8", "TERM": "dumb"},
+            **{"A": "b c", "PYTHONUNBUFFERED": "0", "TOKEN": "***"},
+            **{"REMUDA_PARAM_LR": "0.1", "REMUDA_PARAM_USE_AMP": "true", "REMUDA_PARAM_NAME": "x"},
+            **{"REMUDA_JOB": "digits", "REMUDA_JOB_ID": str(rig.stub.work["job_id"]), "REMUDA_PROJECT": "default"},
+            **{"REMUDA_ATTEMPT": "1", "REMUDA_GANG": GANG, "REMUDA_RANK": "1"},
+            "REMUDA_CHECKPOINT_DIR": f"{rig.home}/work/ckpt",
+            "REMUDA_CHECKPOINT_EVERY_S": "60.0",
+            "REMUDA_NOTICE_FILE": f"{rig.home}/notice.json",
+            "REMUDA_PROGRESS_FILE": f"{rig.home}/progress.json",
+            **{"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20123", "NODE_RANK": "1", "NNODES": "2"},
+            **{"NPROC_PER_NODE": "2", "REMUDA_HOSTS": "10.0.0.1,10.0.0.2"},
+            **{"CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        }
+
+
+def test_work_sees_no_descriptor_of_the_agent_and_default_signals() -> None:
+    run = "ls /proc/self/fd | wc -l; grep -E 'SigIgn|SigBlk' /proc/self/status; readlink /proc/self/fd/0"
+    with make_rig(run=run) as rig:
+        assert rig.finish() == 0
+        assert rig.output().split() == ["4", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "/dev/null"]
+
+
+def test_secrets_are_on_no_command_line_and_in_no_message() -> None:
+    secret = "correct-horse-battery"
+    run = """cat /proc/$$/cmdline; echo
+    printf '%s' "${TOKEN%-battery}"; sleep 0.3; echo -battery
+    printf 'REMUDA_PROGRESS {"step": 1, "note": "%s"}\\n' $TOKEN"""
+    with make_rig(run=run, secrets={"TOKEN": secret}) as rig:
+        assert rig.finish() == 0
+        assert secret not in rig.output()
+        assert "***\n" in rig.output()
+        assert rig.stub.last("progress")["values"] == {"step": 1, "note": "***"}
+        assert secret not in json.dumps(rig.stub.messages)
+        kept = [path for path in rig.folder.rglob("*") if path.is_file() and secret in path.read_text(errors="ignore")]
+        assert [path.name for path in kept] == []
+
+
+def test_claim_waits_for_the_whole_gang() -> None:
+    with make_rig(run="true") as rig:
+        rig.stub.claims_before_go = 3
+        assert rig.finish() == 0
+        assert rig.stub.requests.count("/agent/v1/claim") == 4
+
+
+@pytest.mark.parametrize("status", [401, 409, 410, 426])
+def test_refused_agents_do_nothing(status: int) -> None:
+    with make_rig(run="touch ran") as rig:
+        rig.stub.refuse = status
+        assert rig.finish() == 0
+        assert not (rig.home / "work").exists()
+        assert rig.stub.messages == []
+
+
+def test_second_agent_of_the_rank_leaves_at_once() -> None:
+    with make_rig(run="echo once; sleep 1") as rig:
+        first = rig.launch()
+        rig.until(lambda: "running" in rig.stub.kinds())
+        assert rig.finish() == 0
+        assert first.poll() is None
+        first.wait()
+        assert rig.output() == "once\n"
+
+
+def test_wrong_configuration_is_named() -> None:
+    with make_rig() as rig:
+        rig.config["rank"] = "zero"
+        assert rig.finish() == 2
+        assert rig.said() == "remuda-agent: configuration: `rank` must be a whole number, not 'zero'\n"
+
+
+def test_background_processes_are_gone_with_the_work() -> None:
+    daemon = "import os,time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  os.setsid(); time.sleep(300)\n"
+    with make_rig(run=f"sleep 300 & (setsid sleep 300 &) ; {sys.executable} -c '{daemon}'; echo done") as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "done\n"
+        assert rig.survivors() == []
+
+
+def test_progress_by_line_and_by_file() -> None:
+    run = """echo 'REMUDA_PROGRESS {"loss": 0.5, "step": 1}'; sleep 0.8
+    echo '{"loss": 0.25, "step": 2}' >$REMUDA_PROGRESS_FILE"""
+    with make_rig(run=run) as rig:
+        assert rig.finish() == 0
+        values = [message["values"] for message in rig.stub.messages if message["kind"] == "progress"]
+        assert values[-1] == {"loss": 0.25, "step": 2}
+        assert rig.stub.kinds()[-1] == "exited"
+
+
+def test_checkpoint_folder_outlives_the_attempt_and_is_reported() -> None:
+    with make_rig(run="cat ckpt/old; echo new >ckpt/new; mkdir ckpt/d; echo more >ckpt/d/x") as rig:
+        storage = rig.folder / "storage"
+        storage.mkdir()
+        (storage / "old").write_text("from before\n")
+        rig.stub.work["checkpoint"] = {"path": "ckpt", "storage": str(storage), "every_s": None}
+        assert rig.finish() == 0
+        assert rig.output() == "from before\n"
+        assert (storage / "d" / "x").read_text() == "more\n"
+        last = rig.stub.last("checkpoint")
+        assert (last["files"], last["bytes"]) == (3, 12 + 4 + 5)
+        assert rig.stub.kinds()[-1] == "exited"
+
+
+def test_telemetry_while_it_runs_and_idle_limit() -> None:
+    with make_rig(run="sleep 60", idle_s=1.5) as rig:
+        assert rig.finish() == 0
+        exited = rig.exited()
+        assert (exited["outcome"], exited["exit_code"]) == ("limit", 143)
+        assert exited["reason"] == "no output and no CPU use for 1.5 s"
+        assert set(rig.stub.last("telemetry")["values"]) == {"cpu_percent", "memory_mib"}  # type: ignore[call-overload]
+
+
+def test_busy_work_is_not_idle() -> None:
+    with make_rig(run="timeout 3 sh -c 'while :; do :; done' || true", idle_s=1) as rig:
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "succeeded"
+
+
+def test_memory_limit_is_kept_and_told() -> None:
+    hog = "b = bytearray(300 << 20); import time; time.sleep(30)"
+    with make_rig(run=f"{sys.executable} -c '{hog}'") as rig:
+        rig.config["memory_mib"] = 100
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "exit"
+        assert rig.exited()["exit_code"] == 137
+        assert "out of memory: the work used more than its 100 MiB" in str(rig.exited()["reason"])
+        for root in ("/sys/fs/cgroup/remuda", "/sys/fs/cgroup/memory/remuda"):
+            assert not list(Path(root).glob("remuda-*")) if Path(root).exists() else True
+
+
+def test_commands_beside_the_work() -> None:
+    with make_rig(run="echo here >file; sleep 30", env={"A": "b"}, secrets={"S": "swordfish"}) as rig:
+        agent = rig.launch()
+        rig.until(lambda: "running" in rig.stub.kinds())
+        rig.until((rig.home / "work" / "file").exists)
+        rig.stub.run_beside("e1", ["sh", "-c", "cat file; echo $A $S $REMUDA_RANK; exit 5"])
+        rig.until(lambda: "e1" in rig.stub.exec_codes)
+        assert (rig.stub.exec_output["e1"], rig.stub.exec_codes["e1"]) == (b"here\nb *** 0\n", 5)
+        rig.stub.run_beside("e2", ["no-such-program"])
+        rig.until(lambda: "e2" in rig.stub.exec_codes)
+        assert rig.stub.exec_codes["e2"] == 127
+        rig.stub.run_beside("e3", ["sleep", "100"])
+        rig.until(lambda: "e3" in rig.stub.exec_output)
+        rig.stub.give("stop", 5)
+        assert agent.wait(20) == 0
+        assert rig.stub.exec_codes["e3"] == 137
+        assert rig.exited()["outcome"] == "stopped"
+
+
+def test_outputs_and_inputs_are_copied() -> None:
+    with make_rig(run="cat data/in >results") as rig:
+        (rig.folder / "data").mkdir()
+        (rig.folder / "data" / "in").write_text("42")
+        rig.stub.work["inputs"] = [{"source": f"{rig.folder}/data", "target": "data"}]
+        rig.stub.work["outputs"] = [{"source": "results", "target": f"{rig.folder}/out/r"}]
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "succeeded"
+        assert (rig.folder / "out" / "r").read_text() == "42"
+
+
+def test_archive_runs_anywhere_and_its_bytes_are_the_same_each_time(tmp_path: Path) -> None:
+    archive = make_archive()
+    assert get_digest(archive) == get_digest(make_archive())
+    with make_rig(run="echo from the archive") as rig:
+        path = rig.folder / "agent.pyz"
+        path.write_bytes(archive)
+        assert "bundle.py" not in zipfile.ZipFile(path).namelist()
+        rig.command = [sys.executable, "-I", "-S", str(path)]
+        assert rig.finish() == 0
+        assert rig.output() == "from the archive\n"
+
+
+def test_sigterm_to_the_agent_stops_the_work_in_its_grace() -> None:
+    with make_rig(run="trap 'echo saved; exit 3' TERM; while :; do sleep 0.1; done") as rig:
+        agent = rig.launch()
+        rig.until(lambda: "running" in rig.stub.kinds())
+        rig.until(rig.survivors)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(20) == 0
+        assert "saved" in rig.output()
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 3)
+
+
+def test_old_pythons_run_the_agent() -> None:
+    old = [path for path in Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8") if path.exists()]
+    if not old:
+        pytest.skip("no Python 3.8 on this machine")
+    with make_rig(run="echo old") as rig:
+        rig.command = [str(old[0]), *rig.command[1:]]
+        assert rig.finish() == 0
+        assert rig.output() == "old\n"
+        assert subprocess.run([str(old[0]), "--version"], capture_output=True, text=True, check=True).stdout
