@@ -118,6 +118,9 @@ class Reader:
             # The region's spot price is the lowest of its zones, which are rows of their own where they are known.
             known_by_zone = row["provider"] == "aws" and (machine.type, machine.region) in zoned
             spot = "" if known_by_zone else row["spot_usd_hr"]
+            if spot and re.search(r"catalogs/v[1-7]/", row["source"]):
+                self.left_out[f"{row['provider']}: spot price of a catalog that is no longer refreshed"] += 1
+                spot = ""
             source, as_of = _source(row["source"])
             yield from self._sell(machine, row["on_demand_usd_hr"], spot, source, as_of)
 

@@ -70,5 +70,6 @@ def test_bandwidth_is_the_variants() -> None:
 
 def test_a_misspelt_name_is_corrected() -> None:
     assert suggest("H10O") == "H100"
+    assert suggest("Rtx409O") == "Rtx4090"
     assert suggest("nvida") == "nvidia"
     assert suggest("qqqqqq") is None

@@ -148,11 +148,17 @@ def suggest(name: str) -> str | None:
     """The known name most like a misspelt one, or None."""
     from difflib import get_close_matches
 
+    alike = name.translate(_LOOKALIKES)
+    if alike != name and find_accelerator(alike):
+        return alike
     display = {_plain(text): text for row in list_accelerators() for text in (row.name, *row.aliases)}
     display |= {_plain(row.name): row.name for row in list_accelerators()}
     display |= {group: group for group in (*Kind, *Vendor)}
     close = get_close_matches(_plain(name), display, n=1, cutoff=0.6)
     return display[close[0]] if close else None
+
+
+_LOOKALIKES = str.maketrans("oOlI", "0011")
 
 
 def _plain(name: str) -> str:
