@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.system.agent_server import Rig, make_rig
 
 pytestmark = pytest.mark.system

@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.system.agent_server import GANG, make_rig
 
 from remuda.agent.bundle import get_digest, make_archive
-from tests.system.agent_server import GANG, make_rig
 
 pytestmark = pytest.mark.system
 

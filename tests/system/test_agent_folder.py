@@ -1,0 +1,199 @@
+"""The working folder: the snapshot, a Git commit, and setups that are done once."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.system.agent_server import Rig, make_rig
+
+pytestmark = pytest.mark.system
+
+
+def again(rig: Rig, attempt: int) -> Path:
+    """The next attempt on the same machine: a new home and a control plane that knows nothing of it."""
+    home = rig.folder / f"home{attempt}"
+    rig.config["home"] = str(home)
+    rig.stub.nonces.clear()
+    rig.stub.messages.clear()
+    rig.stub.log.clear()
+    rig.stub.log_size = 0
+    return home
+
+
+def test_snapshot_is_unpacked_with_modes_and_links_and_never_shared() -> None:
+    files = {"train.py": b"print('hi')", "bin/tool": b"#!/bin/sh\necho tool\n"}
+    with make_rig(run="bin/tool; cat latest; echo changed >train.py; ls -l bin/tool | cut -c1-10") as rig:
+        snapshot = rig.stub.add_folder(files, {"latest": "train.py"}, mode=0o755)
+        rig.stub.work["workdir"] = {"snapshot": snapshot}
+        assert rig.finish() == 0
+        assert rig.output() == "tool\nprint('hi')-rwxr-xr-x\n"
+        assert rig.stub.kinds() == ["running", "exited"]
+        blobs = rig.folder / "cache" / "blobs"
+        again(rig, 2)
+        rig.stub.blobs.clear()  # the machine has them all
+        assert rig.finish() == 0
+        assert rig.output().startswith("tool\nprint('hi')-rwx")
+        assert len(list(blobs.iterdir())) == 3
+
+
+def test_missing_and_wrong_blobs_are_told() -> None:
+    with make_rig(run="true") as rig:
+        snapshot = rig.stub.add_folder({"a": b"a"})
+        del rig.stub.blobs["ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"]
+        rig.stub.work["workdir"] = {"snapshot": snapshot}
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert "has no part ca978112" in str(rig.exited()["reason"])
+    with make_rig(run="true") as rig:
+        snapshot = rig.stub.add_folder({"a": b"a"})
+        rig.stub.blobs[snapshot] = b"something else"
+        rig.stub.work["workdir"] = {"snapshot": snapshot}
+        assert rig.finish() == 0
+        assert "is not that" in str(rig.exited()["reason"])
+
+
+@pytest.mark.parametrize("path", ["../out", "/tmp/out", "link/out", "."])
+def test_snapshots_that_reach_out_of_the_folder_are_refused(path: str) -> None:
+    with make_rig(run="true") as rig:
+        digest = rig.stub.add_blob(b"evil")
+        entries = (
+            f'[{{"path": "link", "link": ".."}}, {{"path": "{path}", "sha256": "{digest}", "mode": 420, "size": 4}}]'
+        )
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_blob(b'{"files": %s}' % entries.encode())}
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert not (rig.home / "out").exists()
+        assert not Path("/tmp/out").exists()
+
+
+def test_snapshot_waits_for_a_control_plane_that_is_away() -> None:
+    with make_rig(run="cat a", setup="sleep 0.3", setup_key="k") as rig:
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"a": b"content"})}
+        agent = rig.launch()
+        rig.until(lambda: "/agent/v1/claim" in rig.stub.requests)
+        rig.stub.stop()
+        rig.until(lambda: "trying again" in rig.said() or (rig.home / "work" / "a").exists())
+        rig.stub.start()
+        assert agent.wait(30) == 0
+        assert rig.output() == "content"
+
+
+def test_finished_setup_is_reused_with_all_that_it_made() -> None:
+    setup = "echo setting up; python3 -m venv --without-pip .venv; echo dir >$REMUDA_SETUP_DIR/file; mkdir made"
+    run = "ls -d made; cat $REMUDA_SETUP_DIR/file; head -1 .venv/bin/activate_this 2>/dev/null; grep -c $PWD .venv/bin/activate"
+    with make_rig(run=run, setup=setup, setup_key="sha256-1") as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "setting up\nmade\ndir\n1\n"
+        assert rig.stub.kinds() == ["setup", "running", "exited"]
+        assert rig.stub.last("running")["setup_reused"] is False
+        again(rig, 2)
+        assert rig.finish() == 0
+        assert rig.output() == "made\ndir\n1\n"  # paths in scripts name the new folder
+        assert rig.stub.kinds() == ["running", "exited"]
+        assert rig.stub.last("running")["setup_reused"] is True
+        again(rig, 3)
+        rig.stub.work["setup_key"] = "sha256-2"
+        assert rig.finish() == 0
+        assert rig.stub.kinds()[0] == "setup"
+
+
+def test_failed_setup_ends_the_attempt_and_is_tried_anew() -> None:
+    setup = 'test -e "$REMUDA_SETUP_DIR/half" && echo leftover; touch "$REMUDA_SETUP_DIR/half"; test -e ../../good || exit 4'
+    with make_rig(run="echo ran", setup=setup, setup_key="k") as rig:
+        assert rig.finish() == 0
+        exited = rig.exited()
+        assert (exited["outcome"], exited["exit_code"]) == ("setup", 4)
+        assert exited["reason"] == "the setup ended with exit code 4"
+        again(rig, 2)
+        (rig.folder / "good").touch()
+        assert rig.finish() == 0
+        assert rig.output() == "ran\n"
+
+
+def test_one_of_several_sets_up_and_the_others_wait() -> None:
+    with make_rig(run="cat made", setup="echo x >>../../setups; sleep 1; echo made >made", setup_key="k") as rig:
+        agents = []
+        for rank in range(3):
+            rig.config.update(rank=rank, home=str(rig.folder / f"home{rank}"))
+            rig.stub.messages.clear()
+            agents.append(rig.launch())
+        rig.stub.faults.clear()
+        rig.until(lambda: all((rig.folder / f"home{rank}" / "exit.json").exists() for rank in range(3)))
+        assert (rig.folder / "setups").read_text() == "x\n"
+        for rank in range(3):
+            assert '"succeeded"' in (rig.folder / f"home{rank}" / "exit.json").read_text()
+        for agent in agents:
+            agent.kill()
+        rig.stub.faults.clear()  # three ranks reported to a server that counts for one
+
+
+def test_git_commit_is_checked_out() -> None:
+    with make_rig(run="cat file; git rev-parse HEAD") as rig:
+        repository = rig.folder / "repo"
+        env = {"PATH": os.environ["PATH"], "HOME": str(rig.folder), "GIT_CONFIG_NOSYSTEM": "1"}
+
+        def git(*arguments: str) -> str:
+            who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+            done = subprocess.run(
+                ["git", *who, "-C", str(repository), *arguments], env=env, capture_output=True, check=True
+            )
+            return done.stdout.decode().strip()
+
+        repository.mkdir()
+        git("init", "-q")
+        for text in ("one\n", "two\n"):
+            (repository / "file").write_text(text)
+            git("add", "file")
+            git("commit", "-qm", text)
+        first = git("rev-parse", "HEAD~1")
+        rig.stub.work["git"] = {"url": f"file://{repository}", "commit": first}
+        assert rig.finish() == 0
+        assert rig.output() == f"one\n{first}\n"
+        again(rig, 2)
+        rig.stub.work["git"] = {"url": f"file://{repository}", "commit": "0" * 40}
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        again(rig, 3)
+        rig.stub.work["git"] = {"url": f"file://{repository}", "commit": "HEAD"}
+        assert rig.finish() == 0
+        assert rig.output().startswith("two\n")
+
+
+def test_checkpoints_that_came_with_the_folder_are_the_first_ones() -> None:
+    with make_rig(run="cat c/start; echo later >c/start") as rig:
+        storage = rig.folder / "storage"
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"c/start": b"first\n"})}
+        rig.stub.work["checkpoint"] = {"path": "c", "storage": str(storage)}
+        assert rig.finish() == 0
+        home = again(rig, 2)
+        assert rig.finish() == 0
+        assert rig.output() == "later\n"
+        assert stat.S_ISLNK((home / "work" / "c").lstat().st_mode)
+
+
+def test_unusable_checkpoint_path_is_refused() -> None:
+    with make_rig(run="true", checkpoint={"path": "../../x", "storage": "/tmp/x"}) as rig:
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert "does not lie in the working folder" in str(rig.exited()["reason"])
+
+
+def test_full_disk_is_the_nodes_fault() -> None:
+    if os.getuid() != 0 or not sys.platform.startswith("linux"):
+        pytest.skip("a small file system can be mounted by root on Linux only")
+    with make_rig(run="true") as rig:
+        small = rig.folder / "cache"
+        small.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=False)
+        if mounted.returncode:
+            pytest.skip("no file system can be mounted here")
+        try:
+            rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"big": b"x" * 200_000})}
+            assert rig.finish() == 0
+            assert rig.exited()["outcome"] == "node"
+            assert "No space left" in str(rig.exited()["reason"])
+        finally:
+            subprocess.run(["umount", str(small)], check=True)
