@@ -198,6 +198,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("resources: {gpu: H1O0}", "2:18", "did you mean H100"),
         ("resources: {gpu: [H100, A1000]}", "2:25", "A1000"),
         ("resources: {gpu: {name: H100, coun: 2}}", "2:31", "did you mean `count`?"),
+        ("resources: {gpu: {H100: 8}}", "2:19", "write `gpu: H100:COUNT`"),
         ("resources: {gpu: {name: 'H100:8'}}", "2:25", "write `gpu: NAME:COUNT`"),
         ("resources: {gpu: H100, accelerator: A100}", "2:24", "are the same"),
         ("resources: {instance: p2.xlarge}", "2:23", "p2.xlarge is retired"),

@@ -101,6 +101,8 @@ def test_a_duplicate_key_names_both_places() -> None:
         ("a: !!python/object:os.system []", ":1:4:", "tag '!!python/object:os.system'"),
         ("a: 'x", ":1:6:", "never closed"),
         ("a: [1", ":1:4:", "not closed"),
+        ("{", ":1:2:", "a bracket is not closed"),
+        ("a: {\n\n", ":1:5:", "a bracket is not closed"),
         ("a: 1\n b: 2", ":2:", "colon where no key can be"),
         ("? [1]\n: 2", ":1:3:", "cannot be a key"),
         ("a: {b: ${{ params.x }}}", ":1:", "in quotes"),

@@ -86,9 +86,7 @@ class Notes:
         self._problems: list[Problem] = []
 
     def add(self, mark: Mark, message: str, *, expected: str = "", suggestion: str = "") -> None:
-        if self._lines is None:
-            self._lines = _BREAK.split(self.text)
-        excerpt = self._lines[mark.line - 1] if 0 < mark.line <= len(self._lines) else ""
+        excerpt = self.lines[mark.line - 1] if 0 < mark.line <= len(self.lines) else ""
         problem = Problem(
             file=self.file,
             line=mark.line,
@@ -107,6 +105,13 @@ class Notes:
         self._problems.append(
             Problem(file=place, line=0, column=0, message=message, expected=expected, suggestion=suggestion)
         )
+
+    @property
+    def lines(self) -> list[str]:
+        """The file's lines as YAML counts them."""
+        if self._lines is None:
+            self._lines = _BREAK.split(self.text)
+        return self._lines
 
     def __len__(self) -> int:
         return len(self._problems)

@@ -281,7 +281,7 @@ _EXPLAINED = (
     ("did not find expected '-' indicator", "the indentation does not fit the list above", "align its `-` signs"),
     ("did not find expected ',' or", "a bracket or brace is not closed, or a comma is missing", "close it"),
     ("unexpected end of stream", "a quote is opened and never closed", "close it"),
-    ("did not find expected node content", "a value is missing", "write the value, or delete the line"),
+    ("did not find expected node content", "a value is missing, or a bracket is not closed", "write it"),
     ("block sequence entries are not allowed", "a list cannot begin here", "put it on lines of its own, indented"),
     ("incompatible YAML document", "this YAML version is not supported", "delete the %YAML line"),
     ("undefined tag handle", "a value begins with `!`", "put it in quotes"),
@@ -292,11 +292,14 @@ _EXPLAINED = (
 def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
     place = error.problem_mark or error.context_mark
     mark = Mark(line=place.line + 1, column=place.column + 1) if place else Mark(line=1, column=1)
-    lines = notes.text.splitlines()
-    line = lines[mark.line - 1] if mark.line <= len(lines) else ""
     begun = error.context_mark
-    if not line.strip() and begun is not None:  # what is never closed is missed at the file's end only
-        mark = Mark(line=begun.line + 1, column=begun.column + 1)
+    if mark.line > len(notes.lines) or not notes.lines[mark.line - 1].strip():
+        # What is never closed is missed at the file's end only.
+        mark = Mark(line=begun.line + 1, column=begun.column + 1) if begun else mark
+    if mark.line > len(notes.lines) or not notes.lines[mark.line - 1].strip():
+        last = max((at for at, line in enumerate(notes.lines) if line.strip()), default=0)
+        mark = Mark(line=last + 1, column=len(notes.lines[last]) + 1)
+    line = notes.lines[mark.line - 1]
     problem = str(error.problem)
     if line[mark.column - 1 : mark.column] == "\t" or "\t" in line[: len(line) - len(line.lstrip())]:
         problem = "tab"

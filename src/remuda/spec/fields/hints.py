@@ -56,6 +56,8 @@ def elsewhere(key: str, path: str) -> str:
     """Where the file does have `key`, as advice; "" where it has it nowhere."""
     from remuda.spec.fields.task import TASK
 
+    if path == "resources.gpu":
+        return f"write `gpu: {key}:COUNT`"  # as in {H100: 8} of another tool
     for section in sections(TASK):
         if section.path != path and section.path.count(".") < 2 and any(each.name == key for each in section.fields):
             if section.path == "":
