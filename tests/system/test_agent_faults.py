@@ -40,7 +40,8 @@ def test_stop_kills_what_ignores_it_when_its_time_is_up() -> None:
 
 
 def test_stop_lets_the_commands_in_a_script_end_well() -> None:
-    program = "import signal,time,sys\nsignal.signal(15, lambda *a: (print('saved'), sys.exit(4)))\nprint('up')\ntime.sleep(60)"
+    program = "import signal,time,sys\nsignal.signal(15, lambda *a: (print('saved'), sys.exit(4)))\n"
+    program += "print('up')\ntime.sleep(60)"
     with make_rig(run=f'python3 -c "{program}"\necho not reached') as rig:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")

@@ -93,12 +93,13 @@ class Runner:
         if self._work is None or self._over or not command:
             self._execs.refuse(stream, "the work does not run on this node (any more)")
             return
+        env = self._env
         if self._work.image is not None:
             from .work.container import make_exec
 
-            command = make_exec(self._config, command, self._places)
+            command, env = make_exec(self._config, command, self._places), dict(os.environ)
         folder = self._places.work if os.path.isdir(self._places.work) else self._places.home
-        self._execs.start(Command(command, self._env, folder), stream, list(self._work.secrets.values()))
+        self._execs.start(Command(command, env, folder), stream, list(self._work.secrets.values()))
 
     def dismissed(self, reason: str) -> None:
         """The claim is not ours: no work may go on, and nothing is left to say."""

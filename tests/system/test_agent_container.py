@@ -1,0 +1,120 @@
+"""Work in containers, on the engine that is here; skipped where there is none that works."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.agent_server import Rig, make_rig
+
+pytestmark = pytest.mark.system
+IMAGE = "localhost/remuda-agent-test:1"
+TOOLS = ("sh", "cat", "echo", "sleep", "kill", "env", "ls", "touch", "mkdir", "true", "sed")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An engine with a small image, made of the host's busybox."""
+    found = next((path for path in map(shutil.which, ("podman", "docker")) if path), None)
+    busybox = shutil.which("busybox")
+    if found is None or subprocess.run([found, "info"], capture_output=True, check=False).returncode:
+        pytest.skip("neither podman nor docker works here")
+    if busybox is None:
+        pytest.skip("there is no busybox here to make an image of")
+    path = tmp_path_factory.mktemp("image") / "image.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(busybox, "bin/busybox")
+        for tool in TOOLS:
+            link = tarfile.TarInfo(f"bin/{tool}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+    subprocess.run([found, "import", str(path), IMAGE], check=True, capture_output=True)
+    yield found
+    subprocess.run([found, "rmi", "-f", IMAGE], check=False, capture_output=True)
+
+
+def prepare(rig: Rig) -> None:
+    rig.stub.work["image"] = IMAGE
+    rig.environ.update({name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ})
+
+
+def containers(engine: str) -> str:
+    listed = subprocess.run([engine, "ps", "-a", "--format", "{{.Names}}"], capture_output=True, text=True, check=True)
+    return listed.stdout
+
+
+def test_work_runs_in_the_image_with_its_environment_and_folder(engine: str) -> None:
+    run = "cat file; ls /; echo $A $TOKEN $REMUDA_RANK; echo out >result; exit 9"
+    with make_rig(run=run, env={"A": "b"}, secrets={"TOKEN": "swordfish"}) as rig:
+        prepare(rig)
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"file": b"content\n"})}
+        assert rig.finish() == 0
+        assert rig.output().startswith("content\nbin\n")
+        assert rig.output().endswith("b *** 0\n")
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("exit", 9)
+        assert (rig.home / "work" / "result").read_text() == "out\n"
+        assert rig.stub.last("event")["name"] == "image"
+        assert "sha256:" in str(rig.stub.last("event")["text"])
+        assert containers(engine) == ""
+
+
+def test_setup_and_run_share_the_container(engine: str) -> None:
+    with make_rig(run="cat /made", setup="echo in the image >/made", setup_key="k") as rig:
+        prepare(rig)
+        assert rig.finish() == 0
+        assert rig.output() == "in the image\n"
+        assert rig.stub.kinds()[-2:] == ["running", "exited"]
+    with make_rig(run="echo never", setup="exit 3", setup_key="k") as rig:
+        prepare(rig)
+        assert rig.finish() == 0
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("setup", 3)
+
+
+def test_stop_reaches_the_commands_in_the_container(engine: str) -> None:
+    with make_rig(run="sh -c 'trap \"echo saved; exit 5\" TERM; echo up; while :; do sleep 0.1; done'") as rig:
+        prepare(rig)
+        agent = rig.launch()
+        rig.until(lambda: rig.output() == "up\n")
+        rig.stub.run_beside("e", ["cat", "/proc/1/cmdline"])
+        rig.until(lambda: "e" in rig.stub.exec_codes)
+        assert b"entry.sh" in rig.stub.exec_output["e"]
+        rig.stub.give("stop", 20)
+        assert agent.wait(30) == 0
+        assert "saved" in rig.output()
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 5)
+
+
+def test_killed_agent_leaves_no_container(engine: str) -> None:
+    with make_rig(run="trap '' TERM; echo up; while :; do sleep 0.1; done") as rig:
+        prepare(rig)
+        agent = rig.launch()
+        rig.until(lambda: rig.output() == "up\n")
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        rig.until(lambda: containers(engine) == "")
+
+
+def test_image_that_cannot_be_had_is_told(engine: str) -> None:
+    with make_rig(run="true") as rig:
+        prepare(rig)
+        rig.stub.work["image"] = "localhost/no-such-image:1"
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert (
+            rig.exited()["reason"]
+            == "the image localhost/no-such-image:1 could not be pulled; the engine's reason is in the log"
+        )
+
+
+def test_node_without_an_engine_refuses(tmp_path: Path) -> None:
+    with make_rig(run="true", image="python:3.12") as rig:
+        for program in ("bash", "sh"):
+            (tmp_path / program).symlink_to(f"/bin/{program}")
+        rig.environ["PATH"] = str(tmp_path)
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert "needs podman or docker, and this node has neither" in str(rig.exited()["reason"])
