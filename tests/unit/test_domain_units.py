@@ -1,0 +1,106 @@
+"""Money, lengths of time and memory: read from what people write, and never wrong by a micro-dollar."""
+
+from datetime import timedelta
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remuda.domain.units import (
+    HourlyRate,
+    Money,
+    UnitError,
+    format_duration,
+    format_memory,
+    format_usd,
+    parse_duration,
+    parse_memory_mib,
+    parse_rate,
+    parse_usd,
+)
+
+
+@given(st.integers(0, (1 << 63) - 1))
+def test_money_is_read_back_as_it_is_written(micros: int) -> None:
+    assert parse_usd(str(Money(micros).usd)) == Money(micros)
+    assert parse_usd(f"${Money(micros).usd:,.6f}") == Money(micros)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_a_length_costs_its_share_of_the_hour_rounded_half_up(rate: int, seconds: int, micros: int) -> None:
+    length = timedelta(seconds=seconds, microseconds=micros)
+    exact = Fraction(rate * (length // timedelta(microseconds=1)), 3_600_000_000)
+    cost = HourlyRate(rate).over(length).micros
+    assert cost - Fraction(1, 2) <= exact < cost + Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"), [("3.60", 3_600_000), ("$15", 15_000_000), (2.5, 2_500_000), ("1,000 USD", 10**9), ("5e-7", 1)]
+)
+def test_dollars(text: str | float, micros: int) -> None:
+    assert parse_usd(text).micros == micros
+    assert parse_rate(f"{text}").micros_per_hour == micros
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cheap", "-1", "NaN", "sNaN", "inf", "1e999999999", "9223372036854.775808", "1/h"]
+)
+def test_what_is_no_money(text: str) -> None:
+    with pytest.raises(UnitError):
+        parse_usd(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (90, 90),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("1 hour 30 minutes", 5400),
+        ("2D", 172800),
+        ("1.5h", 5400),
+        ("5ms", 0.005),
+    ],
+)
+def test_lengths_of_time(text: str | int, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "5 parsecs", "-5s", "5", "1h!", True, -1, float("nan"), float("inf"), "9" * 400 + "d"]
+)
+def test_what_is_no_length_of_time(text: str | float) -> None:
+    with pytest.raises(UnitError) as caught:
+        parse_duration(text)
+    assert len(str(caught.value)) < 600
+
+
+@given(st.integers(0, 10**9))
+def test_whole_seconds_survive(seconds: int) -> None:
+    assert parse_duration(f"{seconds}s") == parse_duration(seconds) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("16GB", 16384), ("512MiB", 512), ("1.5TB", 1572864), (64, 65536), ("0.5", 512), ("8 g", 8192)]
+)
+def test_memory(text: str | int, mib: int) -> None:
+    assert parse_memory_mib(text) == mib
+
+
+@pytest.mark.parametrize("text", ["", "much", "-4", "16XB", True, "1e3GB"])
+def test_what_is_no_memory(text: str | bool) -> None:
+    with pytest.raises(UnitError):
+        parse_memory_mib(text)
+
+
+def test_shown_to_people() -> None:
+    assert [format_usd(Money(micros)) for micros in (0, 500, 1_200_000, 1_234_567_890_000)] == [
+        "$0.00",
+        "$0.000500",
+        "$1.20",
+        "$1,234,567.89",
+    ]
+    lengths = (0.42, 42, 185, 7800, 273600)
+    assert [format_duration(timedelta(seconds=each)) for each in lengths] == ["0.4s", "42s", "3m05s", "2h10m", "3d04h"]
+    assert [format_memory(mib) for mib in (512, 1536, 81920)] == ["512 MiB", "1.5 GiB", "80 GiB"]
