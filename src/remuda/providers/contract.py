@@ -70,7 +70,10 @@ class ProviderContract:
         await provider.launch(gang)
 
     @pytest.fixture
-    def play(self, place: Place) -> Callable[[Callable[["Stage"], Awaitable[None]]], None]:
+    def play(self, place: Place) -> "Play":
+        return self.make_play(place)
+
+    def make_play(self, place: Place) -> "Play":
         """Runs a story on a stage; the gangs that it leaves are removed."""
 
         async def run(story: Callable[["Stage"], Awaitable[None]]) -> None:
@@ -82,7 +85,7 @@ class ProviderContract:
 
         return lambda story: self.run_story(run(story))
 
-    def test_manifest(self, play: "_Play") -> None:
+    def test_manifest(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             manifest = stage.ours.manifest
             assert re.fullmatch(r"[a-z][a-z0-9-]*", manifest.name)
@@ -95,7 +98,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_offers_have_unique_keys_and_prices(self, play: "_Play") -> None:
+    def test_offers_have_unique_keys_and_prices(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             offers = await stage.ours.offers()
             assert offers
@@ -110,7 +113,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_shared_offers_have_hosts(self, play: "_Play") -> None:
+    def test_shared_offers_have_hosts(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             offers = [offer for offer in await stage.ours.offers() if offer.shared]
             if not isinstance(stage.ours, SharesHosts):
@@ -126,7 +129,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_launched_is_found(self, play: "_Play") -> None:
+    def test_launched_is_found(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("found")
             await stage.ours.launch(gang)
@@ -141,13 +144,13 @@ class ProviderContract:
 
         play(story)
 
-    def test_what_was_never_launched_is_not_found(self, play: "_Play") -> None:
+    def test_what_was_never_launched_is_not_found(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             assert await stage.ours.gangs(stage.name("never")) == []
 
         play(story)
 
-    def test_all_nodes_or_none(self, play: "_Play") -> None:
+    def test_all_nodes_or_none(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             if Feature.GANG in stage.ours.manifest.lacks:
                 pytest.skip(f"no gangs here: {stage.ours.manifest.lacks[Feature.GANG]}")
@@ -162,7 +165,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_a_refused_launch_leaves_nothing(self, play: "_Play") -> None:
+    def test_a_refused_launch_leaves_nothing(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("nowhere")
             nowhere = replace(gang.offer, region="no-such-region", zone=None)
@@ -173,7 +176,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_the_same_name_again_is_no_second_gang(self, play: "_Play") -> None:
+    def test_the_same_name_again_is_no_second_gang(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("twice")
             await stage.ours.launch(gang)
@@ -183,7 +186,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_launches_at_once_make_one_gang(self, play: "_Play") -> None:
+    def test_launches_at_once_make_one_gang(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("at-once")
             async with asyncio.TaskGroup() as group:
@@ -193,7 +196,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_launch_after_a_lost_reply_makes_one_gang(self, play: "_Play") -> None:
+    def test_launch_after_a_lost_reply_makes_one_gang(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("lost")
             with suppress(TryAgain):
@@ -204,7 +207,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_launch_after_a_restart_makes_one_gang(self, play: "_Play") -> None:
+    def test_launch_after_a_restart_makes_one_gang(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("restart")
             await stage.ours.launch(gang)
@@ -215,7 +218,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_another_installations_gangs_are_neither_seen_nor_touched(self, play: "_Play") -> None:
+    def test_another_installations_gangs_are_neither_seen_nor_touched(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             foreign = stage.make(FOREIGN)
             gang = await stage.spec("theirs", installation=FOREIGN)
@@ -230,7 +233,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_removed_is_ended_and_stays_so(self, play: "_Play") -> None:
+    def test_removed_is_ended_and_stays_so(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("removed")
             await stage.ours.launch(gang)
@@ -243,7 +246,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_removal_during_boot(self, play: "_Play") -> None:
+    def test_removal_during_boot(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("boot")
             await stage.ours.launch(gang)
@@ -253,7 +256,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_removal_of_what_never_was(self, play: "_Play") -> None:
+    def test_removal_of_what_never_was(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             name = stage.name("never-was")
             await stage.ours.remove(name)
@@ -262,7 +265,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_launch_after_removal_is_no_second_gang(self, play: "_Play") -> None:
+    def test_launch_after_removal_is_no_second_gang(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("again")
             await stage.ours.launch(gang)
@@ -275,7 +278,7 @@ class ProviderContract:
         play(story)
 
     @pytest.mark.parametrize("by_itself", [True, False])
-    def test_an_end_is_remembered_and_never_changes(self, play: "_Play", by_itself: bool) -> None:
+    def test_an_end_is_remembered_and_never_changes(self, play: "Play", by_itself: bool) -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("ended")
             await stage.ours.launch(gang)
@@ -294,7 +297,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_the_longest_name(self, play: "_Play") -> None:
+    def test_the_longest_name(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("x" * 63)
             await stage.ours.launch(gang)
@@ -303,7 +306,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_two_gangs_are_two(self, play: "_Play") -> None:
+    def test_two_gangs_are_two(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             first, second = await stage.spec("one"), await stage.spec("two")
             await stage.ours.launch(first)
@@ -316,7 +319,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_an_end_is_signalled(self, play: "_Play") -> None:
+    def test_an_end_is_signalled(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             if not isinstance(stage.ours, SignalsChanges):
                 pytest.skip("this provider signals nothing; the control plane polls it")
@@ -330,7 +333,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_lacks_are_refused_with_a_reason(self, play: "_Play") -> None:
+    def test_lacks_are_refused_with_a_reason(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             if not isinstance(stage.ours, ChecksTasks):
                 pytest.skip("this provider checks no tasks")
@@ -341,7 +344,7 @@ class ProviderContract:
 
         play(story)
 
-    def test_introduction(self, play: "_Play") -> None:
+    def test_introduction(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
             if not isinstance(stage.ours, Introduces):
                 pytest.skip("this provider does not introduce itself")
@@ -353,7 +356,7 @@ class ProviderContract:
 
 
 ENDED = GangState.ENDED
-_Play = Callable[[Callable[["Stage"], Awaitable[None]]], None]
+Play = Callable[[Callable[["Stage"], Awaitable[None]]], None]
 
 
 class Stage:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from remuda.providers.base import Feature, Manifest, Provider, ProviderContext, Setting, SettingKind
+from remuda.providers.fake.account import Account
 from remuda.providers.fake.cloud import FakeCloud
 from remuda.providers.fake.script import DEFAULT, read_script
 
@@ -32,4 +33,4 @@ def make(context: ProviderContext) -> Provider:
     """The cloud of the script that the settings name."""
     path = context.settings.get("script")
     script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
-    return FakeCloud(MANIFEST, script, context.now)
+    return Account(FakeCloud(MANIFEST, script, context.now), context.installation)

@@ -1,0 +1,69 @@
+"""The made-up cloud keeps the contract, on virtual time."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from remuda.control.clock import VirtualClock, run_virtual
+from remuda.providers.base import GangSpec, GangState, Provider
+from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.fake import MANIFEST
+from remuda.providers.fake.account import Account
+from remuda.providers.fake.cloud import FakeCloud
+from remuda.providers.fake.script import DEFAULT, Fate, Script
+
+
+class FakePlace:
+    """One cloud for all installations; every gang is taken back after an hour, which is its end by itself."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
+        self._script = Script(offers=DEFAULT.offers, launches=(fate,) * 20)
+        self._cloud: FakeCloud | None = None
+
+    def provider(self, installation: str) -> Account:
+        if self._cloud is None:  # a cloud is made inside the loop whose time it keeps
+            self._cloud = FakeCloud(MANIFEST, self._script, self._clock.now)
+        return Account(self._cloud, installation)
+
+    async def settle(self) -> None:
+        await self.wait(timedelta(minutes=2))
+
+    async def end(self, gang: str) -> None:
+        assert self._cloud is not None
+        while any(seen.state is not GangState.ENDED for seen in await self._cloud.gangs(gang)):
+            await self.wait(timedelta(minutes=1))
+
+    async def wait(self, length: timedelta) -> None:
+        await asyncio.sleep(length.total_seconds())
+
+
+class FakeContract(ProviderContract):
+    def run_story(self, story: Coroutine[Any, Any, None]) -> None:
+        run_virtual(story)
+
+    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+        """The caller goes away while its call is on the wire."""
+        call = asyncio.create_task(provider.launch(gang))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+
+
+class TestFake(FakeContract):
+    @pytest.fixture
+    def place(self) -> Place:
+        return FakePlace(Fate(preempted_after_s=3600))
+
+
+class TestFakeThatQueuesAndHides(FakeContract):
+    """The same where launches wait in the place's own queue and are not listed at first."""
+
+    @pytest.fixture
+    def place(self) -> Place:
+        return FakePlace(Fate(preempted_after_s=3600, queue_s=20, hidden_s=60))

@@ -1,0 +1,99 @@
+"""The contract suite finds the faults that it is there to find: each is put into the made-up cloud."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from test_provider_fake import FakeContract, FakePlace
+
+from remuda.domain.offers import Offer
+from remuda.providers.base import GangSeen, GangSpec, GangState, NodeSeen
+from remuda.providers.fake.account import Account
+from remuda.providers.fake.cloud import FakeCloud
+from remuda.providers.fake.script import Fate
+
+
+class BuysTwice(FakeCloud):
+    def _find(self, name: str) -> list:  # type: ignore[type-arg]  # the cloud's own books
+        return []
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return [seen for seen in await super().gangs() if name in (None, seen.name)]
+
+
+class ForgetsTheEnded(FakeCloud):
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return [seen for seen in await super().gangs(name) if seen.state is not GangState.ENDED]
+
+
+class MovesTheEnd(FakeCloud):
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        def later(node: NodeSeen) -> NodeSeen:
+            return replace(node, ended_at=node.ended_at and self._now())
+
+        return [replace(s, nodes=[later(node) for node in s.nodes]) for s in await super().gangs(name)]
+
+
+class StartsHalf(FakeCloud):
+    async def launch(self, gang: GangSpec) -> None:
+        await super().launch(replace(gang, nodes=max(1, gang.nodes - 1)))
+
+
+class SellsAnything(FakeCloud):
+    async def launch(self, gang: GangSpec) -> None:
+        await super().launch(replace(gang, offer=(await self.offers())[0]))
+
+
+class OffersTwice(FakeCloud):
+    async def offers(self) -> Sequence[Offer]:
+        return [*await super().offers(), *await super().offers()]
+
+
+class NeverRemoves(FakeCloud):
+    async def remove(self, name: str) -> None:
+        return
+
+
+class SeesAll(Account):
+    def _ours(self, name: str) -> bool:
+        return True
+
+
+class BrokenPlace(FakePlace):
+    def __init__(self, cloud: type[FakeCloud], account: type[Account]) -> None:
+        super().__init__(Fate(preempted_after_s=3600))
+        self._kinds = cloud, account
+
+    def provider(self, installation: str) -> Account:
+        cloud, account = self._kinds
+        if self._cloud is None:
+            good = super().provider(installation)
+            assert self._cloud is not None
+            self._cloud = cloud(good.manifest, self._cloud.script, self._clock.now)
+        return account(self._cloud, installation)
+
+
+SUITE = FakeContract()
+
+
+@pytest.mark.parametrize(
+    ("cloud", "account", "test"),
+    [
+        (BuysTwice, Account, SUITE.test_the_same_name_again_is_no_second_gang),
+        (BuysTwice, Account, SUITE.test_launches_at_once_make_one_gang),
+        (BuysTwice, Account, SUITE.test_launch_after_a_lost_reply_makes_one_gang),
+        (BuysTwice, Account, SUITE.test_launch_after_a_restart_makes_one_gang),
+        (ForgetsTheEnded, Account, SUITE.test_removed_is_ended_and_stays_so),
+        (MovesTheEnd, Account, lambda play: SUITE.test_an_end_is_remembered_and_never_changes(play, False)),
+        (StartsHalf, Account, SUITE.test_all_nodes_or_none),
+        (SellsAnything, Account, SUITE.test_a_refused_launch_leaves_nothing),
+        (OffersTwice, Account, SUITE.test_offers_have_unique_keys_and_prices),
+        (NeverRemoves, Account, SUITE.test_removal_during_boot),
+        (FakeCloud, SeesAll, SUITE.test_another_installations_gangs_are_neither_seen_nor_touched),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_fault_is_found(cloud: type[FakeCloud], account: type[Account], test: Callable[..., None]) -> None:
+    test(SUITE.make_play(FakePlace(Fate(preempted_after_s=3600))))
+    with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
+        test(SUITE.make_play(BrokenPlace(cloud, account)))
