@@ -253,6 +253,8 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("retry: {node: -1}", "2:15", "or `unlimited`"),
         ("schedule: 0 3 * * 1-5", "2:11", "not honoured yet"),
         ("schedule: {cron: 0 3 * * *}", "2:12", "not honoured yet"),
+        ("schedule: 2029-12-31T23:00Z", "2:1", "the start was 1h00m ago"),
+        ("schedule: 2030-05-02T00:00Z\nlimits: {deadline: 2030-05-01T00:00Z}", "2:1", "not before the deadline"),
         ("schedule: tomorrow", "2:11", "a time with its zone"),
         ("schedule: {}", "2:11", "neither `at` nor `cron`"),
         ("schedule: {at: 2030-05-01T00:00Z, time_zone: UTC}", "2:35", "belongs to `cron`"),

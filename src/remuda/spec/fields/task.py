@@ -1,9 +1,10 @@
 """The task file: its top-level keys, and the domain's Task made of them."""
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from remuda.domain.tasks import Limits, Resources, Retry, Task, Transfer, Workdir
+from remuda.domain.units import format_duration
 from remuda.spec.fields.hints import TOP_HINTS
 from remuda.spec.fields.kinds import (
     Either,
@@ -371,6 +372,9 @@ def _build(table: Table) -> Task:
     secrets, env = table.get(SECRETS, ()), table.get(ENV, {})
     for name in (*_both(secrets, env),):
         table.wrong(SECRETS, f"{name} is in `env` and in `secrets`", suggestion="delete it from one of them")
+    limits, schedule = table.get(LIMITS_FIELD, Limits()), table.get(SCHEDULE_FIELD)
+    if schedule is not None and schedule.at is not None:
+        _check_start(table, schedule.at, limits.deadline)
     return Task(
         name=table.get(NAME, ""),
         project=table.get(PROJECT, "default"),
@@ -387,13 +391,22 @@ def _build(table: Table) -> Task:
         inputs=tuple(each for each in table.get(INPUTS, ()) if each),
         outputs=tuple(each for each in table.get(OUTPUTS, ()) if each),
         checkpoint=table.get(CHECKPOINT_FIELD),
-        limits=table.get(LIMITS_FIELD, Limits()),
+        limits=limits,
         retry=table.get(RETRY_FIELD, Retry()),
-        schedule=table.get(SCHEDULE_FIELD),
+        schedule=schedule,
         work=table.get(WORK_FIELD),
         webhooks=tuple(each for each in table.get(WEBHOOKS_FIELD, ()) if each),
         grace=table.get(GRACE, timedelta(seconds=10)),
     )
+
+
+def _check_start(table: Table, start: datetime, deadline: datetime | None) -> None:
+    now = table.notes.now
+    if now is not None and start <= now:
+        hint = "leave `schedule` out to start as soon as there is a place"
+        table.wrong(SCHEDULE_FIELD, f"the start was {format_duration(now - start)} ago", suggestion=hint)
+    if deadline is not None and deadline <= start:
+        table.wrong(SCHEDULE_FIELD, "the start is not before the deadline", suggestion="move one of them")
 
 
 def _both(secrets: tuple[str, ...], env: dict[str, str]) -> list[str]:
