@@ -46,7 +46,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
     \b
       remuda offers --gpu H100:8 --spot --max-price 20 --region eu
       remuda offers --gpu 'H100|A100:80GB:8' --sort gpu-price
-      remuda offers --cpus 32 --memory 128GB --provider gcp -o json
+      remuda offers --cpus 32 --memory 128GB -o json
     """
     if accelerators:
         _list_accelerators(output)

@@ -33,6 +33,17 @@ def path_in_use() -> Path:
     return refreshed if newer else SHIPPED
 
 
+def problem_of_refreshed() -> str | None:
+    """Why the snapshot in the state folder is not in use; None where it is, or where there is none."""
+    refreshed = refreshed_path()
+    if not refreshed.exists():
+        return None
+    try:
+        return None if _as_of(refreshed) >= _as_of(SHIPPED) else "older than the one shipped with Remuda"
+    except SnapshotError as error:
+        return str(error)
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Open read-only, without locks: a snapshot never changes in place. Raises SnapshotError."""
     if not path.is_file():

@@ -132,6 +132,10 @@ def everything() -> Selection:
     return Selection()
 
 
+def with_a_term() -> Selection:
+    return Selection(purchases=(PURCHASE_NUMBERS[Purchase.RESERVED],))
+
+
 def make_filters(connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]) -> Filters:
     """Translate a need; reads the small tables of packs and places only."""
     places, share = _places(connection, need.regions) if need.regions else (None, 1.0)

@@ -123,6 +123,18 @@ class Snapshot:
         ).fetchall()
         return {f"{provider}/{region}" if region else provider: Money(micros) for provider, region, micros in found}
 
+    def egress_rows(self) -> Iterator[tuple[str, str, str, Money, str, date]]:
+        """Every egress price: provider, region ("" for all), target, price per GB, source, date."""
+        sources = self._known_sources()
+        found = self._connection.execute("SELECT provider, region, target, micros_per_gb, source FROM egress")
+        for provider, region, target, micros, source in found:
+            yield provider, region, target, Money(micros), *sources[source]
+
+    def terms(self) -> Mapping[str, int]:
+        """Months of commitment of the reserved offers, by offer key."""
+        rows = query.walk(self._connection, query.with_a_term())
+        return {offer.key: row.term_months for row in rows for offer in self._offers(iter((row,)))}
+
     def info(self) -> SnapshotInfo:
         meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
         return SnapshotInfo(
@@ -167,6 +179,21 @@ class Snapshot:
             )
             for name, day, providers, rows in found
         )
+
+    def machines(self, provider: str) -> Mapping[str, Offer]:
+        """One offer of each instance type of a provider, for what the machine is made of."""
+        rows = (row for row in query.walk(self._connection, query.everything()) if row.provider == provider)
+        return {offer.instance_type: offer for offer in self._offers(rows)}
+
+    def rates(self, provider: str | None = None) -> Iterator[tuple[str, int]]:
+        """The key and the rate in micro-US-dollars of every offer, of one provider or all."""
+        for row in query.walk(self._connection, query.everything()):
+            if provider in (None, row.provider):
+                term = f"/{row.term_months}m" if row.term_months else ""
+                zone = f"/{row.zone}" if row.zone else ""
+                place = f"{row.provider}/{row.region}{zone}"
+                purchase = _PURCHASE_OF[row.purchase]
+                yield f"{place}/{row.instance_type}:{row.accelerator_count}/{purchase}{term}", row.rate
 
     def regions(self) -> tuple[tuple[str, str, str | None], ...]:
         """Every provider, region and area."""
