@@ -109,12 +109,14 @@ async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvi
 
 
 async def ended(provider: LocalProvider, name: str) -> GangSeen:
+    """The gang at its end; until then no node of it counts as lost."""
     assert isinstance(provider, SignalsChanges)
     async with asyncio.timeout(30):
         while True:
             (seen,) = await provider.gangs(name)
             if seen.state is GangState.ENDED:
                 return seen
+            assert all(node.ended_at is None for node in seen.nodes)
             await provider.changed()
 
 

@@ -202,7 +202,7 @@ def _seen(gang: Living | Ended) -> GangSeen:
             rank=rank.number,
             engine_id=str(rank.process.pid) if rank.process else "",
             started_at=gang.intent.launched_at,
-            ended_at=rank.dead_at,
+            ended_at=None if rank.waits_for else rank.dead_at,  # a node is lost only when nothing of it can be saved
             address="127.0.0.1",
         )
         for rank in gang.ranks
