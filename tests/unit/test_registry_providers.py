@@ -51,10 +51,11 @@ def test_local_is_on_by_default_and_only_enabled_ones_are_imported(prairie: None
 
 
 def test_what_is_loaded_gets_its_folder_and_settings(prairie: None, tmp_path: Path) -> None:
-    made = load({"prairie": {"enabled": True}}, installation="i", home=tmp_path / "providers")
-    assert made["prairie"] == ("prairie", "i", tmp_path / "providers" / "prairie", {"enabled": True})
+    made = load({"prairie": {"enabled": True}}, installation="i", home=tmp_path / "new" / "providers")
+    assert made["prairie"] == ("prairie", "i", tmp_path / "new" / "providers" / "prairie", {"enabled": True})
     assert made["local"].manifest.name == "local"
-    assert (tmp_path / "providers" / "local").stat().st_mode & 0o777 == 0o700
+    for folder in ("new", "new/providers", "new/providers/local"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_table_that_names_no_provider_is_an_error_with_a_suggestion() -> None:

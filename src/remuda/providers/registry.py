@@ -100,7 +100,8 @@ class Maker:
         """Make one with its settings table. Raises BadSettings and what the provider raises."""
         settings = check_settings(manifest_of(known), table)
         folder = self.home / known.name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (self.home.parent, self.home, folder):  # this may be the first to use the state folder
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         context = ProviderContext(
             installation=self.installation,
             home=folder,
