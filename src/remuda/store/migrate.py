@@ -139,10 +139,16 @@ def _backup_path(driver: Driver, revision: str) -> Path | None:
 def _back_up(driver: Driver, path: Path) -> None:
     """Copy the file as it was last committed; our own lock keeps every writer away meanwhile."""
     unfinished = path.with_name(path.name + ".part")
-    unfinished.unlink(missing_ok=True)
-    os.close(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    with closing(sqlite3.connect(str(driver.path))) as source, closing(sqlite3.connect(unfinished)) as target:
-        source.backup(target)
-    with open(unfinished, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        os.close(os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        with closing(sqlite3.connect(str(driver.path))) as source, closing(sqlite3.connect(unfinished)) as target:
+            source.backup(target)
+        with open(unfinished, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise Unusable(
+            f"cannot back up the database to {path} before its migration: {error.strerror}; nothing was changed"
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,125 @@
+"""What only a server can do: go away, come back, sort by its own rules, and serve several of us at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.contract.store_suite import make_event, make_host, store_url, submit
+
+from remuda.store.base import Changes, Full, Mismatch, NotFound, Stale, Unusable
+from remuda.store.drivers import make_driver, translate
+from remuda.store.sql import SqlStore
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return store_url("postgres", tmp_path)
+
+
+@pytest.fixture
+async def store(url: str, anyio_backend: str) -> AsyncIterator[SqlStore]:
+    opened = SqlStore(url)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def connect(url: str) -> "psycopg.Connection[Any]":
+    """A connection beside the store's own."""
+    return psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
+
+
+async def test_the_store_outlives_its_connections(store: SqlStore, url: str) -> None:
+    job = await submit(store, "j1")
+    await asyncio.gather(*(store.list_jobs(None) for _ in range(20)))
+    with closing(connect(url)) as other:
+        ended = other.execute(
+            "SELECT COUNT(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchone()
+    assert ended is not None
+    assert ended[0] >= 2
+    jobs = await asyncio.gather(*(store.job("j1") for _ in range(8)))
+    assert jobs == [job] * 8
+    await asyncio.gather(*(submit(store, f"k{i}") for i in range(8)))
+    assert len((await store.list_jobs(None)).jobs) == 9
+
+
+async def test_a_server_that_is_away_is_unusable(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="check that it runs") as told:
+        await SqlStore(f"postgresql+psycopg://u:secret@/x?host={tmp_path}").open()
+    assert "secret" not in str(told.value)
+
+
+async def test_ids_are_sorted_by_byte(store: SqlStore) -> None:
+    for job_id in ("a-1", "B-1", "a_1", "Ab", "aa"):
+        await submit(store, job_id)
+    assert [job.id for job in (await store.list_jobs(None)).jobs] == sorted(("a-1", "B-1", "a_1", "Ab", "aa"))[::-1]
+
+
+async def test_writers_that_lock_each_other_out_both_succeed(store: SqlStore) -> None:
+    first, second = await submit(store, "j1"), await submit(store, "j2")
+    for version in range(1, 20):
+        jobs = [replace(first, version=version), replace(second, version=version)]
+        results = await asyncio.gather(
+            store.commit(Changes(jobs=jobs)), store.commit(Changes(jobs=jobs[::-1])), return_exceptions=True
+        )
+        assert sorted(type(result).__name__ for result in results) == ["NoneType", "Stale"]
+
+
+async def test_events_of_a_job_are_seen_in_their_order(store: SqlStore, url: str) -> None:
+    """A writer waits for another one that took an earlier id and has not committed yet."""
+    job = await submit(store, "j1")
+    with closing(connect(url)) as other, closing(connect(url)) as watch:
+        other.execute("BEGIN")
+        other.execute("SELECT pg_advisory_xact_lock(hashtextextended('j1', 0))")
+        other.execute(
+            "INSERT INTO events (project, job_id, attempt, at, kind, text) VALUES ('p', 'j1', 0, 0, 'x', 'first')"
+        )
+        late = asyncio.ensure_future(store.commit(Changes(events=[make_event(job, "second")])))
+        waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        while not late.done() and watch.execute(waits).fetchone() is None:
+            await asyncio.sleep(0.01)
+        assert not late.done()
+        other.execute("COMMIT")
+        await late
+    assert [event.text for event in await store.events("j1")] == ["submitted", "first", "second"]
+
+
+async def test_two_stores_share_the_work(store: SqlStore, url: str) -> None:
+    other = SqlStore(url)
+    await other.open()
+    await store.put_host(make_host())
+    jobs = await asyncio.gather(*(submit((store, other)[i % 2], f"j{i:02}") for i in range(40)))
+    assert {job.name for job in jobs} == {"train", *(f"train-{i}" for i in range(2, 41))}
+    changed = replace(jobs[0], origin=replace(jobs[0].origin, image_digest="new"))
+    await other.commit(Changes(jobs=[changed]))
+    assert (await store.job("j00")).origin.image_digest == "new"
+    await other.close()
+
+
+def test_errors_say_what_to_do_next(tmp_path: Path) -> None:
+    driver = make_driver("postgresql+psycopg://u@/x", journal="auto")
+    errors = psycopg.errors
+    wanted = {
+        errors.DiskFull: Full,
+        errors.ForeignKeyViolation: NotFound,
+        errors.DeadlockDetected: Stale,
+        errors.SerializationFailure: Stale,
+        errors.ReadOnlySqlTransaction: Unusable,
+        errors.InsufficientPrivilege: Unusable,
+        errors.AdminShutdown: Unusable,
+        errors.TooManyConnections: Unusable,
+        errors.InvalidCatalogName: Unusable,
+        errors.NumericValueOutOfRange: Mismatch,
+        psycopg.OperationalError: Unusable,
+    }
+    assert {kind: type(translate(kind("told"), driver)) for kind in wanted} == wanted
+    assert isinstance(translate(errors.SyntaxError("a bug"), driver), errors.SyntaxError)
