@@ -80,7 +80,9 @@ def test_an_answer_may_come_in_any_pieces(script: Script, client: Client) -> Non
 
 
 def test_chunked_answers_are_read(script: Script, tmp_path: Path) -> None:
-    script.answers = [[b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b"2;x=y\r\nde\r\n0\r\n\r\n"]]
+    script.answers = [
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b"2;x=y\r\nde\r\n0\r\n\r\n"]
+    ]
     connection = Connection(f"unix:{tmp_path}/s.sock")
     assert connection.request("GET", "/", {}).body == b"abcde"
     connection.close()
@@ -103,7 +105,9 @@ def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: C
     body = b'{"id":"x","project":"p","name":"n","phase":"queued"}'
     script.answers = [[b""], [b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]]
     assert client.submit("run: true").created
-    keys = [line for request in script.requests for line in request.split(b"\r\n") if line.startswith(b"Idempotency-Key")]
+    keys = [
+        line for request in script.requests for line in request.split(b"\r\n") if line.startswith(b"Idempotency-Key")
+    ]
     assert len(keys) == 2
     assert keys[0] == keys[1]
 

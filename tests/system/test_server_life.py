@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.system.server_home import home_at, kill_server, run_python, wait_until
 
 from remuda.client import ApiError, Client, Incompatible, StartFailed, Unreachable, connect
 from remuda.client.embedded import ensure_server, stop_server
 from remuda.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
-from tests.system.server_home import home_at, kill_server, run_python, wait_until
 
 pytestmark = pytest.mark.system
 ASK_PID = "from remuda.client import connect; print(connect().server().pid)"

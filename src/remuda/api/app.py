@@ -14,7 +14,7 @@ from remuda.api.errors import Problem
 from remuda.api.house import House
 from remuda.api.openapi import describe
 from remuda.api.routes import agents, blobs, execs, fleet, jobs, logs, secrets, server
-from remuda.api.translate import explain
+from remuda.api.translate import KNOWN, explain
 from remuda.api.wire import reply
 from remuda.client.wire import ErrorBody
 
@@ -44,7 +44,8 @@ def make_app(house: House) -> Application:
     )
     app.state.house = house
     add_routes(app)
-    app.add_exception_handler(Problem, _on_error)
+    for kind in (Problem, *KNOWN):  # an entry for Exception alone would have each of them logged as a fault
+        app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_error)

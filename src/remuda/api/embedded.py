@@ -134,7 +134,9 @@ class _Server:
             write_server(self._home.path, _describe(address, listen, house.started_at))
             self._settle()
             self._word.say("ready")
-            _log.info("serving", extra={"address": address, "listen": listen, "version": __version__, "cpu_s": _cpu_s()})
+            _log.info(
+                "serving", extra={"address": address, "listen": listen, "version": __version__, "cpu_s": _cpu_s()}
+            )
             chores = group.create_task(self._do_chores(house, gate))
             beat = group.create_task(self._home.beat())
             await self._stopping.wait()

@@ -51,9 +51,15 @@ def watched(store: Store, watch: Watch) -> Store:
 
 
 @asynccontextmanager
-async def open_house(home: Home, settings: Settings, address: str, stop: Callable[[], None]) -> AsyncIterator[House]:
-    """The open house; control runs inside. Raises StoreError, ProviderError."""
-    store = open_store(f"sqlite:///{home.file('remuda.db')}", journal="delete" if home.shared else "wal")
+async def open_house(
+    home: Home, settings: Settings, address: str, stop: Callable[[], None], *, database: str | None = None
+) -> AsyncIterator[House]:
+    """The open house; control runs inside. `database` is a store's URL, by default the file in the state folder.
+
+    Raises StoreError, ProviderError.
+    """
+    url = database or f"sqlite:///{home.file('remuda.db')}"
+    store = open_store(url, journal="delete" if home.shared else "wal")
     await store.open()
     try:
         clock, watch, root = WallClock(), Watch(), Path(home.path)
@@ -86,7 +92,7 @@ async def open_house(home: Home, settings: Settings, address: str, stop: Callabl
             stop=stop,
             address=address,
             started_at=clock.now(),
-            database="sqlite",
+            database=url.partition(":")[0].partition("+")[0],
             on_network=home.shared,
         )
         await plant.start()

@@ -33,10 +33,11 @@ _decode_manifest = msgspec.json.Decoder(dict[str, list[dict[str, msgspec.Raw]]])
 async def submit_task(house: House, project: str, ask: wire.Submission, key: str | None) -> tuple[Job, bool]:
     """Store the job; False where `key` had made it before. Raises Problem, SpecError."""
     now = house.now()
-    origin = read_origin(ask)
+    text = read_text(ask)
+    origin = read_origin(ask, text)
     if key is not None and not _is_of_now(key, now):
         return await _made_before(house, project, key, origin), False
-    task = read_task(project, ask, now)
+    task = read_task(project, ask, text, now)
     await check_secrets(house, task)
     await check_snapshot(house, origin.snapshot)
     await check_places(house, task, ask, now)
@@ -74,30 +75,33 @@ async def _made_before(house: House, project: str, key: str, origin: Origin) -> 
     return job
 
 
-def read_task(project: str, ask: wire.Submission, now: datetime) -> Task:
+def read_text(ask: wire.Submission) -> str:
+    """The task's text as it was sent, or the object as JSON, which is YAML too. Raises Problem."""
+    if ask.text is not None and isinstance(ask.task, msgspec.UnsetType):
+        return ask.text
+    if ask.text is None and not isinstance(ask.task, msgspec.UnsetType):
+        return bytes(ask.task).decode()
+    raise Problem("invalid-request", "send either `text`, the file's text, or `task`, the same as an object")
+
+
+def read_task(project: str, ask: wire.Submission, text: str, now: datetime) -> Task:
     """The task that was sent. Raises SpecError, Problem."""
-    if (ask.text is None) == (ask.task is msgspec.UNSET):
-        raise Problem("invalid-request", "send either `text`, the file's text, or `task`, the same as an object")
-    text = ask.text if ask.text is not None else bytes(ask.task).decode()  # type: ignore[arg-type]  # set, see above
     task = parse_task(text, file=ask.path, params=ask.params, now=now)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise Problem("invalid-request", f"`name` must be 1 to 63 of a-z, 0-9 and -, not {ask.name!r}")
     return replace(task, project=project, name=ask.name or task.name)
 
 
-def read_origin(ask: wire.Submission) -> Origin:
-    """What the run was made from; the server keeps the text that it was sent. Raises Problem."""
-    if ask.origin is msgspec.UNSET:
+def read_origin(ask: wire.Submission, text: str) -> Origin:
+    """What the run was made from; the text is what was sent, where the client does not say. Raises Problem."""
+    if isinstance(ask.origin, msgspec.UnsetType):
         origin = Origin()
     else:
         try:
             origin = _decode_origin(ask.origin)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Problem("invalid-request", f"the body cannot be read: {error} in `origin`") from error
-    if origin.task_text:
-        return origin
-    text = ask.text if ask.text is not None else bytes(ask.task).decode()  # type: ignore[arg-type]  # set, as above
-    return replace(origin, task_text=text)
+    return origin if origin.task_text else replace(origin, task_text=text)
 
 
 async def check_secrets(house: House, task: Task) -> None:

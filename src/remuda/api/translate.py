@@ -6,6 +6,8 @@ from remuda.providers import base as places
 from remuda.spec.problems import SpecError
 from remuda.store import base as store
 
+KNOWN = (SpecError, DeskError, store.StoreError, places.ProviderError, OSError)
+
 
 def explain(error: Exception) -> Problem | None:
     """The Problem that an error of another room is; None for a fault of ours."""

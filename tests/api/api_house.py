@@ -1,0 +1,98 @@
+"""The application over a house of a test's own: a store of either kind, the made-up cloud, nothing on the network."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from remuda import settings
+from remuda.api.app import make_app
+from remuda.api.gate import Gate
+from remuda.api.home import Home
+from remuda.api.house import House
+from remuda.api.opening import open_house
+from remuda.client.ids import make_key
+from remuda.domain.jobs import Attempt
+
+TOKEN = "the-users-token"
+KINDS = ("memory", "sqlite")
+
+# Nodes that never boot: a test is their agents. The free machine can be had twice.
+SCRIPT = """
+[[offers]]
+instance_type = "free"
+price_usd_hr = 0.0
+cpus = 4
+memory_gib = 8
+capacity = 2
+
+[[offers]]
+instance_type = "paid"
+price_usd_hr = 2.5
+cpus = 64
+memory_gib = 256
+""" + "".join("[[launches]]\nlatency_s = 0.0\nboots = false\n" for _ in range(50))
+
+
+@dataclass(kw_only=True)
+class Api:
+    """An open house and a user's connection to it."""
+
+    house: House
+    http: httpx.AsyncClient
+    app: Gate
+
+    async def submit(self, text: str = "{name: t, run: 'true'}", *, key: str | None = None, **ask: Any) -> Any:
+        """Submit and return the answer's body; the status must be good."""
+        answer = await self.post_job(text, key=key, **ask)
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()
+
+    async def post_job(self, text: str, *, key: str | None = None, project: str = "default", **ask: Any) -> Any:
+        headers = {"Idempotency-Key": key or make_key()}
+        return await self.http.post(f"/v1/projects/{project}/jobs", json={"text": text, **ask}, headers=headers)
+
+    async def attempt(self, job_id: str) -> Attempt:
+        """The job's open attempt, once control has launched it."""
+        return await until(lambda: self._open(job_id))
+
+    async def _open(self, job_id: str) -> Attempt | None:
+        attempts = await self.house.store.attempts(job_id)
+        return attempts[-1] if attempts and attempts[-1].phase == "booting" else None
+
+    def agent(self, gang: str) -> dict[str, str]:
+        """The headers of a gang's agent."""
+        return {"Authorization": f"Bearer {self.house.tokens.of(gang)}", "Remuda-Agent-Protocol": "1"}
+
+
+async def until(look: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What `look` gives as soon as it is something."""
+    async with asyncio.timeout(seconds):
+        while not (found := await look()):
+            await asyncio.sleep(0.005)
+    return found
+
+
+@asynccontextmanager
+async def open_api(kind: str, folder: Path, *, script: str = SCRIPT) -> AsyncIterator[Api]:
+    """An API over a memory store or SQLite."""
+    root = folder / "home"
+    root.mkdir(mode=0o700)
+    (folder / "script.toml").write_text(script)
+    (folder / "settings.toml").write_text(
+        f"[providers.local]\nenabled = false\n[providers.fake]\nscript = '{folder}/script.toml'\n"
+    )
+    environment = {"HOME": str(folder), "REMUDA_HOME": str(root), "REMUDA_CONFIG": str(folder / "settings.toml")}
+    configured = settings.load(environment)
+    url = "memory:" if kind == "memory" else None
+    async with open_house(Home(str(root)), configured, "unix:/nowhere", lambda: None, database=url) as house:
+        app = Gate(make_app(house), TOKEN)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)  # type: ignore[arg-type]  # it is one
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://remuda", headers=headers) as http:
+            yield Api(house=house, http=http, app=app)
+            house.close_polls()

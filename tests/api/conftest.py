@@ -1,0 +1,18 @@
+"""Fixtures of the API tests: one open house for each kind of store."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.api.api_house import KINDS, Api, open_api
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=KINDS)
+async def api(request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+    async with open_api(request.param, tmp_path) as opened:
+        yield opened

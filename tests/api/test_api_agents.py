@@ -1,0 +1,245 @@
+"""The agents' routes as their protocol's page says: claims, messages, logs, orders, commands, blobs, and whose token."""
+
+import asyncio
+import hashlib
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.api.api_house import TOKEN, Api, until
+
+pytestmark = pytest.mark.anyio
+CLAIM = {"rank": 0, "nonce": "n1", "address": "127.0.0.1", "host": {"hostname": "h", "python": "3", "platform": "p"}}
+JOB = "/v1/projects/default/jobs/t"
+
+
+async def start(api: Api, text: str = "{name: t, run: 'true', env: {A: b}}") -> str:
+    """A job whose gang waits for its agents; the gang's name."""
+    made = await api.submit(text)
+    return (await api.attempt(made["id"])).gang
+
+
+async def claim(api: Api, gang: str, **other: Any) -> Any:
+    return await api.http.post("/agent/v1/claim", json={**CLAIM, "gang": gang, **other}, headers=api.agent(gang))
+
+
+async def report(api: Api, gang: str, *messages: dict[str, Any], nonce: str = "n1") -> Any:
+    now = datetime.now(UTC).isoformat()
+    body = {"gang": gang, "rank": 0, "nonce": nonce, "messages": [{"at": now, **message} for message in messages]}
+    return await api.http.post("/agent/v1/messages", json=body, headers=api.agent(gang))
+
+
+async def write_log(api: Api, gang: str, data: bytes, offset: int, **query: int) -> Any:
+    parameters = {"gang": gang, "rank": 0, "offset": offset, **query}
+    return await api.http.post("/agent/v1/log", params=parameters, content=data, headers=api.agent(gang))
+
+
+async def test_a_run_from_claim_to_exit(api: Api) -> None:
+    gang = await start(api)
+    granted = (await claim(api, gang)).json()
+    assert granted["state"] == "go"
+    assert granted["work"]["run"] == "true"
+    assert granted["work"]["env"] == {"A": "b"}
+    assert granted["work"]["attempt"] == 1
+    assert granted["lease_s"] > 0
+    assert (await claim(api, gang)).json()["state"] == "go"
+    assert (await report(api, gang, {"seq": 1, "kind": "running"})).json()["ack"] == 1
+    assert (await write_log(api, gang, b"hello\n", 0)).json() == {"offset": 6}
+    assert (await write_log(api, gang, b"hello\nyou\n", 0)).json() == {"offset": 10}
+    assert (await write_log(api, gang, b"gap", 50)).json() == {"offset": 10}
+    ended = {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 10}
+    assert (await report(api, gang, ended)).json()["ack"] == 2
+    assert (await report(api, gang, ended)).json()["ack"] == 2
+    assert await until(lambda: _phase(api, "done"))
+    log = await api.http.get(JOB + "/logs")
+    assert log.content == b"hello\nyou\n"
+    assert log.headers["remuda-log-offset"] == "10"
+
+
+async def _phase(api: Api, phase: str) -> bool:
+    found: str = (await api.http.get(JOB)).json()["phase"]
+    return found == phase
+
+
+async def test_a_rank_is_granted_once(api: Api) -> None:
+    gang = await start(api)
+    assert (await claim(api, gang)).status_code == 200
+    second = await claim(api, gang, nonce="n2")
+    assert (second.status_code, second.json()["code"]) == (409, "claimed")
+    assert (await report(api, gang, {"seq": 1, "kind": "running"}, nonce="n2")).status_code == 409
+    assert (await claim(api, gang, rank=7)).status_code == 409
+
+
+async def test_a_gang_waits_until_it_is_whole(api: Api) -> None:
+    gang = await start(api, "{name: t, run: 'true', nodes: 2}")
+    answer = (await claim(api, gang)).json()
+    assert answer["state"] == "wait"
+    assert answer["after_s"] > 0
+    assert (await claim(api, gang, rank=1, nonce="other")).json()["state"] == "go"
+    assert (await claim(api, gang)).json()["work"]["addresses"] == ["127.0.0.1", "127.0.0.1"]
+
+
+async def test_tokens_open_their_own_doors_only(api: Api) -> None:
+    gang = await start(api)
+    body = {**CLAIM, "gang": gang}
+    protocol = {"Remuda-Agent-Protocol": "1"}
+    post = api.http.post
+    users = await post("/agent/v1/claim", json=body, headers=protocol)
+    assert (users.status_code, users.json()["code"]) == (403, "forbidden")
+    others = await post("/agent/v1/claim", json=body, headers=api.agent("rm-00000000-other-1"))
+    assert (others.status_code, others.json()["code"]) == (403, "forbidden")
+    nobody = await post("/agent/v1/claim", json=body, headers={**protocol, "Authorization": ""})
+    assert nobody.status_code in (401, 403)
+    for path in ("/v1/jobs", "/v1/openapi.json", "/v1/server", "/"):
+        agents = await api.http.get(path, headers=api.agent(gang))
+        assert (agents.status_code, agents.json()["code"]) == (401, "unauthorised"), path
+    assert TOKEN not in users.text
+
+
+async def test_an_agent_of_another_time_is_told(api: Api) -> None:
+    gang = await start(api)
+    for version in ("0", "2", "", "x"):
+        headers = {**api.agent(gang), "Remuda-Agent-Protocol": version}
+        answer = await api.http.post("/agent/v1/claim", json={**CLAIM, "gang": gang}, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (426, "agent-protocol")
+
+
+async def test_an_unknown_gang_is_gone(api: Api) -> None:
+    gang = "rm-12345678-none-1"
+    assert (await claim(api, gang)).status_code == 409
+    assert (await write_log(api, gang, b"x", 0)).status_code == 410
+    answer = await api.http.get("/agent/v1/orders", params={"gang": gang, "rank": 0}, headers=api.agent(gang))
+    assert (answer.status_code, answer.json()["code"]) == (410, "gang-not-found")
+
+
+async def test_orders_are_waited_for(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    query = {"gang": gang, "rank": 0, "after": 0, "wait_s": 30}
+    waiting = asyncio.create_task(api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang)))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await api.http.post(JOB + "/stop", json={"reason": "enough"})
+    answer = (await asyncio.wait_for(waiting, 20)).json()
+    assert answer["order"]["kind"] == "stop"
+    assert answer["lease_s"] > 0
+
+
+async def test_a_stopping_server_lets_everybody_go(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    query = {"gang": gang, "rank": 0, "after": 0, "wait_s": 60}
+    agents = asyncio.create_task(api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang)))
+    users = asyncio.create_task(api.http.get(JOB + "/logs", params={"wait_s": 60, "attempt": 1}))
+    await asyncio.sleep(0.1)
+    assert not agents.done()
+    assert not users.done()
+    api.house.close_polls()
+    answers = await asyncio.wait_for(asyncio.gather(agents, users), 5)
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+async def test_logs_go_on_over_attempts_and_wait(api: Api) -> None:
+    gang = await start(api, "{name: t, run: 'true', retry: {exit: 1}}")
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    waiting = asyncio.create_task(api.http.get(JOB + "/logs", params={"attempt": 1, "wait_s": 30}))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await write_log(api, gang, b"first\n", 0)
+    assert (await waiting).content == b"first\n"
+    await report(api, gang, {"seq": 2, "kind": "exited", "outcome": "exit", "exit_code": 3, "log_bytes": 6})
+    headers = (await api.http.get(JOB + "/logs", params={"attempt": 1, "offset": 6, "wait_s": 30})).headers
+    assert (headers["remuda-log-attempt"], headers["remuda-log-offset"]) == ("2", "0")
+    alone = await api.http.get(JOB + "/logs", params={"attempt": 1, "offset": 6, "only": True})
+    assert alone.headers["remuda-log-over"] == "true"
+    tail = await api.http.get(JOB + "/logs", params={"attempt": 1, "tail_bytes": 3})
+    assert tail.content == b"st\n"
+    assert (await api.http.get(JOB + "/logs", params={"attempt": 9})).json()["code"] == "log-not-found"
+    assert (await api.http.get(JOB + "/logs", params={"rank": 1})).json()["code"] == "log-not-found"
+
+
+async def test_a_command_beside_the_work(api: Api) -> None:
+    gang = await start(api)
+    early = await api.http.post(JOB + "/exec", json={"command": ["ls"]})
+    assert (early.status_code, early.json()["code"]) == (409, "job-not-running")
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    await until(lambda: _phase(api, "running"))
+    query = {"gang": gang, "rank": 0, "wait_s": 30}
+    waiting = asyncio.create_task(api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang)))
+    await asyncio.sleep(0.05)
+    started = await api.http.post(JOB + "/exec", json={"command": ["ls", "-l"]})
+    assert started.status_code == 201
+    exec_id = started.json()["id"]
+    told = (await asyncio.wait_for(waiting, 10)).json()["execs"]
+    assert told == [{"id": exec_id, "command": ["ls", "-l"], "tty": False}]
+    output = f"/agent/v1/execs/{exec_id}"
+    query = {"gang": gang, "rank": 0, "stream": "stdout", "offset": 0}
+    reading = asyncio.create_task(api.http.get(f"{JOB}/exec/{exec_id}", params={"wait_s": 30}))
+    await asyncio.sleep(0.05)
+    for _ in range(2):  # the agent repeats what was not answered; nothing is doubled
+        await api.http.post(output, params=query, content=b"abc", headers=api.agent(gang))
+    assert (await reading).content == b"abc"
+    await api.http.post(output, params={**query, "offset": 3, "exit_code": 4}, headers=api.agent(gang))
+    end = await api.http.get(f"{JOB}/exec/{exec_id}", params={"offset": 3, "wait_s": 30})
+    assert (end.content, end.headers["remuda-exit-code"]) == (b"", "4")
+    none = await api.http.get(f"{JOB}/exec/nosuch")
+    assert (none.status_code, none.json()["code"]) == (404, "exec-not-found")
+
+
+async def test_a_command_ends_with_its_nodes(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    await until(lambda: _phase(api, "running"))
+    exec_id = (await api.http.post(JOB + "/exec", json={"command": ["sleep", "9"]})).json()["id"]
+    reading = asyncio.create_task(api.http.get(f"{JOB}/exec/{exec_id}", params={"wait_s": 60}))
+    await report(api, gang, {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0})
+    assert (await asyncio.wait_for(reading, 30)).headers["remuda-exit-code"] == "255"
+
+
+async def test_secrets_reach_the_agent_and_nobody_else(api: Api) -> None:
+    await api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "hush-hush"})
+    gang = await start(api, "{name: t, run: 'true', secrets: [TOKEN]}")
+    assert (await claim(api, gang)).json()["work"]["secrets"] == {"TOKEN": "hush-hush"}
+    for path in (JOB, JOB + "/events", "/v1/projects/default/secrets", "/v1/nodes", JOB + "/cost"):
+        assert "hush-hush" not in (await api.http.get(path)).text
+    listed = (await api.http.get("/v1/projects/default/secrets")).json()["secrets"]
+    assert [secret["name"] for secret in listed] == ["TOKEN"]
+    assert (await api.http.delete("/v1/projects/default/secrets/TOKEN")).status_code == 204
+    assert (await api.http.delete("/v1/projects/default/secrets/TOKEN")).json()["code"] == "secret-not-found"
+
+
+async def test_blobs_come_and_go_whole(api: Api) -> None:
+    data = b"print('hi')\n" * 1000
+    name = hashlib.sha256(data).hexdigest()
+    blobs = "/v1/projects/default/blobs"
+    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {"missing": [name]}
+    wrong = await api.http.put(f"{blobs}/{name}", content=b"something else")
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "blob-mismatch")
+    assert (await api.http.put(f"{blobs}/{name}", content=data)).status_code == 204
+    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {"missing": []}
+    gang = await start(api)
+    found = await api.http.get(f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang))
+    assert found.content == data
+    none = await api.http.get(f"/agent/v1/blobs/{'0' * 64}", params={"gang": gang}, headers=api.agent(gang))
+    assert (none.status_code, none.json()["code"]) == (404, "blob-not-found")
+
+
+async def test_a_snapshot_must_be_complete(api: Api) -> None:
+    file = b"x = 1\n"
+    digest = hashlib.sha256(file).hexdigest()
+    manifest = json.dumps({"files": [{"path": "a.py", "sha256": digest, "mode": 420, "size": 6}]}).encode()
+    snapshot = hashlib.sha256(manifest).hexdigest()
+    text = "{name: t, run: 'true', workdir: .}"
+    blobs = "/v1/projects/default/blobs"
+    origin = {"snapshot": snapshot}
+    assert (await api.post_job(text, origin=origin)).json()["code"] == "snapshot-missing"
+    await api.http.put(f"{blobs}/{snapshot}", content=manifest)
+    assert (await api.post_job(text, origin=origin)).json()["code"] == "snapshot-missing"
+    await api.http.put(f"{blobs}/{digest}", content=file)
+    made = await api.submit(text, origin=origin)
+    assert (await api.house.store.job(made["id"])).origin.snapshot == snapshot

@@ -1,0 +1,253 @@
+"""Jobs over HTTP: submit once, list by cursor, look, stop, retry, drill, and every error in the one form."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from tests.api.api_house import Api, until
+
+from remuda.client.ids import make_id, make_key
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_submission_is_stored_and_shown(api: Api) -> None:
+    made = await api.submit("{name: train, run: echo hi, params: {lr: 0.1}, tags: {team: a}}", params={"lr": "0.5"})
+    assert made["name"] == "train"
+    assert made["created"] is True
+    found = (await api.http.get("/v1/projects/default/jobs/train")).json()
+    assert found["id"] == made["id"]
+    assert found["task"]["params"] == {"lr": 0.5}
+    assert found["origin"]["task_text"].startswith("{name: train")
+    by_id = (await api.http.get(f"/v1/projects/default/jobs/{made['id']}")).json()
+    assert by_id["name"] == "train"
+
+
+async def test_a_task_may_be_an_object(api: Api) -> None:
+    answer = await api.http.post("/v1/projects/p/jobs", json={"task": {"name": "obj", "run": "true"}})
+    assert answer.status_code == 201
+    assert (await api.http.get("/v1/projects/p/jobs/obj")).json()["task"]["run"] == "true"
+
+
+async def test_the_same_key_makes_one_job(api: Api) -> None:
+    key = make_key()
+    answers = await asyncio.gather(*(api.post_job("{name: once, run: 'true'}", key=key) for _ in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 200, 201]
+    assert {answer.json()["id"] for answer in answers} == {key}
+    assert len((await api.http.get("/v1/jobs")).json()["jobs"]) == 1
+
+
+async def test_a_key_is_good_for_one_submission(api: Api) -> None:
+    key = make_key()
+    await api.submit("{name: a, run: 'true'}", key=key)
+    other = await api.post_job("{name: b, run: 'true'}", key=key)
+    assert (other.status_code, other.json()["code"]) == (409, "key-reused")
+    elsewhere = await api.post_job("{name: a, run: 'true'}", key=key, project="other")
+    assert elsewhere.json()["code"] == "key-reused"
+
+
+async def test_an_old_key_cannot_jump_the_queue_but_still_finds_its_job(api: Api) -> None:
+    now = api.house.now()
+    old = make_id((now - timedelta(hours=2)).timestamp(), b"abcd")
+    answer = await api.post_job("{name: a, run: 'true'}", key=old)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    key = make_key()
+    await api.submit("{name: a, run: 'true'}", key=key)
+    api.house.now = lambda: now + timedelta(hours=2)
+    again = await api.post_job("{name: a, run: 'true'}", key=key)
+    assert (again.status_code, again.json()["created"]) == (200, False)
+
+
+async def test_names_are_unique_in_their_project(api: Api) -> None:
+    names = [(await api.submit("{name: n, run: 'true'}"))["name"] for _ in range(3)]
+    assert names == ["n", "n-2", "n-3"]
+    assert (await api.submit("{name: n, run: 'true'}", project="other"))["name"] == "n"
+
+
+async def test_pages_by_cursor_hold_every_job_once_newest_first(api: Api) -> None:
+    made = [(await api.submit())["id"] for _ in range(7)]
+    seen: list[str] = []
+    cursor = None
+    while True:
+        query = {"limit": 3} | ({"cursor": cursor} if cursor else {})
+        page = (await api.http.get("/v1/projects/default/jobs", params=query)).json()
+        seen += [job["id"] for job in page["jobs"]]
+        if (cursor := page["cursor"]) is None:
+            break
+    assert seen == sorted(made, reverse=True)
+
+
+async def test_lists_by_phase_and_project(api: Api) -> None:
+    for project in ("a", "b"):
+        await api.submit("{name: n, run: 'true', resources: {cpu: 4}}", project=project)
+    await api.http.post("/v1/projects/a/jobs/n/stop", json={})
+    stopping = (await api.http.get("/v1/jobs", params={"phase": ["stopping", "stopped"]})).json()["jobs"]
+    assert [job["project"] for job in stopping] == ["a"]
+    assert [job["project"] for job in (await api.http.get("/v1/projects/b/jobs")).json()["jobs"]] == ["b"]
+    assert (await api.http.get("/v1/projects/b/jobs", params={"phase": "nonsense"})).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{name: a, run: 'true', resorces: {}}", "did you mean `resources`?"),
+        ("{name: a}", "`run` is missing"),
+        ("]", "task:1:1"),
+        ("{name: a, run: 'true', params: {x: 1}, env: {A: '${{ params.y }}'}}", "y"),
+    ],
+)
+async def test_a_wrong_task_is_explained(api: Api, text: str, said: str) -> None:
+    answer = await api.post_job(text)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-task")
+    assert said in answer.json()["message"]
+
+
+async def test_what_costs_money_needs_consent_and_shows_its_price(api: Api) -> None:
+    text = "{name: big, run: 'true', resources: {cpu: 32}, limits: {budget: 5 USD}}"
+    answer = await api.post_job(text)
+    assert (answer.status_code, answer.json()["code"]) == (402, "consent-needed")
+    assert "$2.50/h" in answer.json()["message"]
+    assert "$5.00" in answer.json()["message"]
+    assert (await api.http.get("/v1/jobs")).json()["jobs"] == []
+    made = await api.submit(text, consent=True, ceiling_micros=4_000_000)
+    found = (await api.http.get(f"/v1/projects/default/jobs/{made['id']}")).json()
+    assert (found["consented"], found["ceiling_micros"]) == (True, 4_000_000)
+
+
+async def test_what_no_place_can_carry_is_refused_at_once(api: Api) -> None:
+    answer = await api.post_job("{name: huge, run: 'true', resources: {cpu: 1000}}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "no-offer")
+    assert "cpu" in answer.json()["message"]
+
+
+async def test_a_missing_secret_is_named(api: Api) -> None:
+    text = "{name: s, run: 'true', secrets: [TOKEN]}"
+    answer = await api.post_job(text)
+    assert answer.json()["code"] == "secret-missing"
+    assert "remuda secret set TOKEN" in answer.json()["hint"]
+    await api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "x"})
+    await api.submit(text)
+
+
+async def test_events_wait_for_news(api: Api) -> None:
+    made = await api.submit()
+    await api.attempt(made["id"])
+    base = f"/v1/projects/default/jobs/{made['id']}"
+    page = (await api.http.get(base + "/events")).json()
+    assert [event["kind"] for event in page["events"]][:2] == ["queued", "placed"]
+    waiting = asyncio.create_task(api.http.get(base + "/events", params={"after": page["last"], "wait_s": 20}))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await api.http.post(base + "/stop", json={"reason": "enough"})
+    news = (await waiting).json()
+    assert "enough" in [event["text"] for event in news["events"]]
+
+
+async def test_stop_retry_and_their_errors(api: Api) -> None:
+    made = await api.submit("{name: j, run: 'true'}")
+    base = "/v1/projects/default/jobs/j"
+    early = await api.http.post(base + "/retry")
+    assert (early.status_code, early.json()["code"]) == (409, "job-not-ended")
+    stopped = (await api.http.post(base + "/stop")).json()
+    assert stopped["phase"] in ("stopping", "stopped")
+    await until(lambda: _phase(api, base, "stopped"))
+    again = await api.http.post(base + "/retry")
+    assert (again.status_code, again.json()["id"]) == (200, made["id"])
+    assert (await api.http.post(base + "/stop")).status_code == 200
+
+
+async def _phase(api: Api, base: str, phase: str) -> bool:
+    found: str = (await api.http.get(base)).json()["phase"]
+    return found == phase
+
+
+async def test_a_drill_needs_nodes(api: Api) -> None:
+    await api.submit("{name: later, run: 'true', schedule: {at: 2199-01-01T00:00:00Z}}")
+    answer = await api.http.post("/v1/projects/default/jobs/later/drill/preempt", json={"notice_s": 1})
+    assert (answer.status_code, answer.json()["code"]) == (409, "job-not-running")
+    made = await api.submit("{name: now, run: 'true'}")
+    await api.attempt(made["id"])
+    answer = await api.http.post("/v1/projects/default/jobs/now/drill/preempt", json={"notice_s": 60})
+    assert answer.status_code == 200
+    attempt = (await api.http.get("/v1/projects/default/jobs/now")).json()["attempts"][0]
+    assert attempt["drill_until"] is not None
+
+
+async def test_queue_position_nodes_down(api: Api) -> None:
+    made = [await api.submit() for _ in range(4)]  # two places
+    await api.attempt(made[1]["id"])
+    last = (await api.http.get(f"/v1/projects/default/jobs/{made[3]['id']}")).json()
+    assert last["queue_position"] == 2
+    nodes = (await api.http.get("/v1/nodes")).json()
+    assert {node["job_id"] for node in nodes} == {made[0]["id"], made[1]["id"]}
+    dry = (await api.http.post("/v1/down", json={"dry_run": True})).json()["found"]
+    assert {found["name"] for found in dry if found["kind"] == "job"} == {job["name"] for job in made}
+    assert not any(found["done"] for found in dry)
+    await api.http.post("/v1/down", json={})
+    await until(lambda: _nobody(api))
+
+
+async def _nobody(api: Api) -> bool:
+    return not (await api.http.get("/v1/nodes")).json() and not await api.house.store.unfinished()
+
+
+async def test_down_for_one_project_leaves_the_others(api: Api) -> None:
+    await api.submit(project="mine")
+    theirs = await api.submit(project="theirs")
+    found = (await api.http.post("/v1/down", json={"project": "mine"})).json()["found"]
+    assert [job["name"] for job in found] == ["t"]
+    assert (await api.house.store.job(theirs["id"])).stop_reason is None
+
+
+async def test_cost_adds_up(api: Api) -> None:
+    made = await api.submit("{name: paid, run: 'true', resources: {cpu: 32}}", consent=True)
+    await api.attempt(made["id"])
+    cost = (await api.http.get("/v1/projects/default/jobs/paid/cost")).json()
+    spells = sum(cost[name] for name in ("queued_s", "starting_s", "running_s", "lost_s", "ending_s"))
+    timeline = cost["timeline"]
+    assert spells > 0
+    assert [each["since"] for each in timeline[1:]] == [each["until"] for each in timeline[:-1]]
+    assert (await api.http.get("/v1/projects/default/cost")).json()["total_micros"] == cost["total_micros"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/projects/default/jobs/none", 404, "job-not-found"),
+        ("GET", "/v1/projects/default/jobs/none/logs", 404, "job-not-found"),
+        ("POST", "/v1/projects/default/jobs/none/stop", 404, "job-not-found"),
+        ("POST", "/v1/projects/default/jobs/none/retry", 404, "job-not-found"),
+        ("POST", "/v1/projects/default/jobs/none/drill/preempt", 404, "job-not-found"),
+        ("GET", "/v1/nothing", 404, "not-found"),
+        ("DELETE", "/v1/jobs", 405, "wrong-method"),
+        ("GET", "/v1/jobs?limit=0", 422, "invalid-request"),
+        ("GET", "/v1/jobs?limit=x", 422, "invalid-request"),
+        ("GET", "/v1/projects/No_Such/jobs", 422, "invalid-request"),
+        ("POST", "/v1/projects/default/jobs", 422, "invalid-request"),
+    ],
+)
+async def test_every_error_has_one_form(api: Api, method: str, path: str, status: int, code: str) -> None:
+    answer = await api.http.request(method, path)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["code"] == code
+    assert answer.json()["message"]
+    assert answer.json()["hint"]
+
+
+async def test_unknown_fields_are_refused(api: Api) -> None:
+    answer = await api.post_job("{name: a, run: 'true'}", consnt=True)
+    assert answer.json()["code"] == "invalid-request"
+    assert "consnt" in answer.json()["message"]
+
+
+async def test_a_body_over_the_limit_is_refused(api: Api) -> None:
+    limit = api.house.settings.whole("server.request_mib") * 1024 * 1024
+    answer = await api.http.post("/v1/projects/default/jobs", content=b" " * (limit + 1))
+    assert (answer.status_code, answer.json()["code"]) == (413, "too-large")
+
+    async def without_length() -> object:
+        for _ in range(limit // 65536 + 1):
+            yield b" " * 65536
+
+    answer = await api.http.post("/v1/projects/default/jobs", content=without_length())  # type: ignore[arg-type]
+    assert (answer.status_code, answer.json()["code"]) == (413, "too-large")

@@ -1,0 +1,131 @@
+"""Whatever the OpenAPI document allows, and much that it does not, is answered without a fault of ours."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+import uvicorn
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from tests.api.api_house import KINDS, TOKEN, Api, open_api
+
+CLAIMED = {"rank": 0, "nonce": "n", "address": "a"}
+
+
+class Running:
+    """An API in a thread of its own, on loopback, with one job that has a gang."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._kind, self._folder = kind, folder
+        self._ready = threading.Event()
+        self._stop: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+        self.gang = self.gang_token = self.url = ""
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with open_api(self._kind, self._folder) as api:
+            await self._prepare(api)
+            config = uvicorn.Config(api.app, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none")
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server._serve())  # serve() would take the signals of the tests
+            while not server.started:
+                await asyncio.sleep(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{port}"
+            self._ready.set()
+            await self._stop.wait()
+            api.house.close_polls()
+            server.should_exit = True
+            await serving
+
+    async def _prepare(self, api: Api) -> None:
+        made = await api.submit("{name: t, run: 'true'}")
+        self.gang = (await api.attempt(made["id"])).gang
+        self.gang_token = api.house.tokens.of(self.gang)
+        body = {**CLAIMED, "gang": self.gang}
+        assert (await api.http.post("/agent/v1/claim", json=body, headers=api.agent(self.gang))).status_code == 200
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    made = Running(request.param, tmp_path_factory.mktemp("api"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def api_schema(running: Running) -> Any:
+    url = f"{running.url}/v1/openapi.json"
+    return schemathesis.openapi.from_url(url, headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+def test_no_request_finds_a_fault(api_schema: Any, running: Running) -> None:
+    tried = 0
+    for found in api_schema.get_all_operations():
+        operation = found.ok()
+        tried += 1
+
+        @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy())
+        def try_one(case: Any) -> None:
+            headers = aim(case, running)
+            response = case.call(headers=headers)
+            case.validate_response(response, checks=[not_a_server_error])
+
+        try_one()
+    assert tried == sum(len(operations) for operations in api_schema.raw_schema["paths"].values())
+
+
+def aim(case: Any, running: Running) -> dict[str, str]:
+    """Make the case meet something that exists, about every second time; the headers that open its door."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    if case.path.startswith("/agent/"):
+        headers = {"Authorization": f"Bearer {running.gang_token}", "Remuda-Agent-Protocol": "1"}
+        if isinstance(case.query, dict) and "gang" in case.query:
+            case.query["gang"] = running.gang
+        if isinstance(case.body, dict) and "gang" in case.body:
+            case.body = {**case.body, "gang": running.gang, "nonce": "n"}
+    elif case.path_parameters and len(str(case.path_parameters.get("name", ""))) % 2:
+        case.path_parameters.update(project="default", name="t")
+    if isinstance(case.query, dict) and isinstance(case.query.get("wait_s"), int | float):
+        case.query["wait_s"] = min(case.query["wait_s"], 0.01)
+    return headers
+
+
+def test_the_document_is_complete(api_schema: Any) -> None:
+    """Every route says what it takes and gives; every reference leads somewhere."""
+    document = api_schema.raw_schema
+    known = set(document["components"]["schemas"])
+    refs = set(_refs(document))
+    assert {ref.rpartition("/")[2] for ref in refs} <= known
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert operation["summary"], (method, path)
+            good = [status for status in operation["responses"] if status.startswith("2")]
+            assert good, (method, path)
+            for status, response in operation["responses"].items():
+                assert status == "204" or response["content"], (method, path, status)
+                assert response["description"], (method, path, status)
+
+
+def _refs(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for child in node.values():
+            yield from _refs(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _refs(child)
