@@ -17,8 +17,10 @@ def check_all(ending: Ending) -> None:
     assert ending.finished, f"not over at {ending.at}\n{told}"
     check_nothing_left(ending)
     check_nothing_bought_twice(ending)
+    check_nothing_held_twice(ending)
     check_bills(ending)
     check_no_two_tries_at_once(ending)
+    check_no_rank_works_twice(ending)
     for tale in ending.tales:
         check_end(tale)
 
@@ -35,6 +37,25 @@ def check_nothing_bought_twice(ending: Ending) -> None:
     assert set(bought) <= set(known)
     for gang in ending.cloud.gang_list:
         assert len(gang.machines) in (0, known[gang.spec.name].nodes)
+
+
+def check_nothing_held_twice(ending: Ending) -> None:
+    """At no time do two living gangs hold one device, or more CPUs and memory than their host has."""
+    hosts = {host.name: host for host in ending.cloud.script.hosts}
+    gangs = [gang for gang in ending.cloud.gang_list if gang.spec.offer.shared]
+    for gang in gangs:
+        assert [hold.rank for hold in gang.spec.holds] == list(range(gang.spec.nodes))
+        assert all(len(hold.devices) == gang.spec.offer.accelerator_count for hold in gang.spec.holds)
+        ends = gang.ended_at or ending.at
+        living = [g for g in gangs if g.bought_at <= gang.bought_at < (g.ended_at or ending.at) or g is gang]
+        assert ends >= gang.bought_at
+        holds = [hold for g in living for hold in g.spec.holds]
+        for name, host in hosts.items():
+            here = [hold for hold in holds if hold.host == name]
+            devices = Counter(device for hold in here for device in hold.devices)
+            assert [device for device, count in devices.items() if count > 1] == []
+            assert sum(hold.cpus for hold in here) <= host.cpus
+            assert sum(hold.memory_mib for hold in here) <= host.memory_mib
 
 
 def check_bills(ending: Ending) -> None:
@@ -88,6 +109,12 @@ def check_no_two_tries_at_once(ending: Ending) -> None:
                     assert begun >= until, f"{tale.job.name}: try {other} began at {begun}, {this} ran {since}..{until}"
 
 
+def check_no_rank_works_twice(ending: Ending) -> None:
+    """Of two agents that start on one node, one works."""
+    worked = Counter((gang, rank) for gang, rank, _, _ in ending.cloud.storage.work)
+    assert [key for key, count in worked.items() if count > 1] == []
+
+
 def check_end(tale: Tale) -> None:
     job = tale.job
     assert job.phase in JOB_ENDS
@@ -96,6 +123,10 @@ def check_end(tale: Tale) -> None:
     assert [attempt.number for attempt in tale.attempts] == list(range(1, job.attempt + 1))
     outcomes = [attempt.outcome for attempt in tale.attempts]
     assert Outcome.SUCCEEDED not in outcomes[:-1]
+    reported = Counter(
+        (event.attempt, event.rank, event.kind, event.at) for event in tale.events if event.rank is not None
+    )
+    assert [key for key, count in reported.items() if count > 1] == []
     if job.phase is JobPhase.DONE:
         assert outcomes[-1] is Outcome.SUCCEEDED
         assert job.exit_code == 0

@@ -1,4 +1,4 @@
-"""Whatever the cloud, the network, the users and the server's own deaths do: nothing hangs, leaks or is billed twice."""
+"""Whatever the cloud, the network, users and the server's own deaths do: nothing hangs, leaks or is billed twice."""
 
 from datetime import timedelta
 
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tests.sim.story_checks import check_all
 
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
+from remuda.domain.places import Host
+from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
 from remuda.domain.units import HourlyRate, Money
 from remuda.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
 from remuda.sim.stage import play
@@ -33,6 +34,22 @@ OFFERS = (
     offer("b", 2_490_000, capacity=3),
     offer("c", 9_999_999, minimum_s=60),
 )
+HOST = Host(name="fake/here", cpus=8, memory_mib=4096, devices=("g0", "g1"))
+SHARED = tuple(
+    Offer(
+        provider="fake",
+        region="here",
+        instance_type="gpu",
+        accelerator="H100" if count else None,
+        accelerator_count=count,
+        accelerator_memory_mib=81920 if count else 0,
+        vcpus=8,
+        memory_mib=4096,
+        rate=HourlyRate(700_000 * max(1, count)),
+        shared=True,
+    )
+    for count in range(3)
+)
 seconds = st.floats(0, 5000).map(lambda value: round(value, 3))
 replies = st.sampled_from([Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY, Reply.REFUSED])
 fates = st.builds(
@@ -50,6 +67,7 @@ fates = st.builds(
     mute_after_s=st.none() | st.none() | seconds,
     dead_after_s=st.none() | st.none() | seconds,
     garbled=st.booleans(),
+    twins=st.booleans(),
 )
 removals = st.builds(
     Removal,
@@ -59,7 +77,7 @@ removals = st.builds(
 )
 prices = st.builds(
     PriceChange,
-    offer=st.sampled_from([offer.key for offer in OFFERS]),
+    offer=st.sampled_from([offer.key for offer in (*OFFERS, *SHARED)]),
     at_s=seconds,
     rate=st.integers(1, 20_000_000).map(HourlyRate),
 )
@@ -82,13 +100,19 @@ def submissions(draw: st.DrawFn) -> Submission:
         "FAKE_SETUP_S": str(draw(st.sampled_from([0, 0, 100]))),
         "FAKE_STUBBORN": draw(st.sampled_from(["0", "0", "1"])),
     }
+    gpus = draw(st.sampled_from([0, 0, 0, 1, 2]))
+    resources = Resources(
+        spot=SpotPolicy.AUTO if gpus else draw(st.sampled_from(SpotPolicy)),
+        accelerators=(AcceleratorNeed(name="H100", count_min=gpus),) if gpus else (),
+        memory_min_mib=draw(st.sampled_from([None, 1024, 3000])),
+    )
     task = Task(
         name=draw(st.sampled_from(["digits", "llama"])),
         run="true",
         priority=draw(st.integers(-1, 1)),
         nodes=draw(st.sampled_from([1, 1, 2, 3])),
         env=env,
-        resources=Resources(spot=draw(st.sampled_from(SpotPolicy))),
+        resources=resources,
         limits=draw(limits),
         checkpoint=draw(st.none() | st.just(Checkpoint(path="c", every=timedelta(minutes=2)))),
         retry=Retry(
@@ -102,7 +126,8 @@ def submissions(draw: st.DrawFn) -> Submission:
 def stories(draw: st.DrawFn) -> Story:
     jobs = tuple(draw(st.lists(submissions(), min_size=2, max_size=5)))
     script = Script(
-        offers=OFFERS,
+        offers=draw(st.sampled_from([OFFERS, SHARED, (*OFFERS, *SHARED), (*OFFERS, *SHARED)])),
+        hosts=(HOST,),
         launches=tuple(draw(st.lists(fates, min_size=6, max_size=14))),
         removals=tuple(draw(st.lists(removals, max_size=8))),
         prices=tuple(draw(st.lists(prices, min_size=1, max_size=4))),

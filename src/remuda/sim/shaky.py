@@ -65,6 +65,7 @@ class ShakyProvider:
     def __init__(self, cloud: FakeCloud, fuse: Fuse) -> None:
         self.manifest: Manifest = cloud.manifest
         self.changed = cloud.changed
+        self.hosts = cloud.hosts
         self.connect = cloud.connect
         self._cloud = cloud
         self._fuse = fuse

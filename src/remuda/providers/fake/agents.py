@@ -78,9 +78,11 @@ class Storage:
         self._done[job_id, rank] = seconds
 
 
-async def live(line: Line, storage: Storage, gang: Gang, machine: Machine, now: Callable[[], datetime]) -> None:
-    """The agent of one node, from the node's start to its end."""
-    agent = _Agent(line, storage, gang, machine, now)
+async def live(
+    line: Line, storage: Storage, gang: Gang, machine: Machine, now: Callable[[], datetime], nonce: str
+) -> None:
+    """One agent of a node, from the node's start to its end."""
+    agent = _Agent(line, storage, gang, machine, now, nonce)
     work = asyncio.get_running_loop().create_task(agent.run())
     end = asyncio.get_running_loop().create_task(machine.ended.wait())
     dead = gang.fate.dead_after_s
@@ -116,12 +118,20 @@ class _Outbox:
 
 
 class _Agent:
-    def __init__(self, line: Line, storage: Storage, gang: Gang, machine: Machine, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        line: Line,
+        storage: Storage,
+        gang: Gang,
+        machine: Machine,
+        now: Callable[[], datetime],
+        nonce: str,
+    ) -> None:
         self._line = line
         self._storage = storage
         self._gang = gang
         self._rank = machine.rank
-        self._nonce = machine.engine_id
+        self._nonce = nonce
         self._now = now
         self._born = machine.started_at
         self._lease_until = now() + gang.spec.lease

@@ -8,6 +8,7 @@ from typing import Any
 
 from remuda.domain.messages import AgentCalls
 from remuda.domain.offers import Offer
+from remuda.domain.places import Host
 from remuda.domain.units import HourlyRate
 from remuda.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, Refused, TryAgain
 from remuda.providers.fake.agents import Line, Storage, live, pause
@@ -31,7 +32,7 @@ class Life:
 
 
 class FakeCloud:
-    """Implements Provider, SignalsChanges and RunsAgentsHere. Call inside a running event loop."""
+    """Implements Provider, SharesHosts, SignalsChanges and RunsAgentsHere. Call inside a running event loop."""
 
     def __init__(self, manifest: Manifest, script: Script, now: Callable[[], datetime]) -> None:
         self.manifest = manifest
@@ -46,6 +47,7 @@ class FakeCloud:
         self._removals = list(script.removals)
         self._line = Line(now)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._faults: list[BaseException] = []
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._engine_ids = 0
 
@@ -76,6 +78,10 @@ class FakeCloud:
         removal = self._removals.pop(0) if self._removals else Removal()
         await asyncio.shield(self._spawn_call(self._remove(name, removal)))
 
+    async def hosts(self) -> Sequence[Host]:
+        self._weather()
+        return self.script.hosts
+
     async def changed(self) -> str:
         return await self._changes.get()
 
@@ -83,10 +89,12 @@ class FakeCloud:
         self._line.connect(desk)
 
     async def close(self) -> None:
-        """End everything that lives in this process."""
+        """End everything that lives in this process; raise what went wrong in it, which is a fault of this file."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._faults:
+            raise self._faults[0]
 
     # Its own books
 
@@ -187,8 +195,9 @@ class FakeCloud:
         ]
         self._changes.put_nowait(gang.spec.name)
         for machine in gang.machines:
-            if gang.fate.boots:
-                self._spawn(live(self._line, self.storage, gang, machine, self._now))
+            nonces = [machine.engine_id, f"{machine.engine_id}-twin"][: 1 + gang.fate.twins]
+            for nonce in nonces if gang.fate.boots else ():
+                self._spawn(live(self._line, self.storage, gang, machine, self._now, nonce))
         if gang.fate.preempted_after_s is not None:
             self._spawn(self._preempt(gang, gang.fate.preempted_after_s))
         if gang.fate.lost_rank is not None and gang.fate.lost_rank < len(gang.machines):
@@ -239,15 +248,20 @@ class FakeCloud:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
 
     def _spawn_call(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finish_call)
+        task.add_done_callback(self._answered)
         return task
 
-    def _finish_call(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._faults.append(error)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # heard here too, should the caller be gone

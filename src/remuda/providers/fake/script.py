@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from remuda.domain.offers import Offer, Purchase
+from remuda.domain.places import Host
 from remuda.domain.units import HourlyRate, parse_rate
 from remuda.providers.base import Refused
 
@@ -42,6 +43,7 @@ class Fate:
     lost_after_s: float = 60.0
     mute_after_s: float | None = None  # agents hear and say nothing any more; the work goes on
     dead_after_s: float | None = None  # agents die with their work; the nodes stay
+    twins: bool = False  # two agents start on each node
     garbled: bool = False  # messages arrive twice and out of order
 
 
@@ -76,6 +78,7 @@ class Script:
     """The whole play. Launches and removals beyond the listed ones meet no fault."""
 
     offers: tuple[Offer, ...] = ()
+    hosts: tuple[Host, ...] = ()  # of the offers that are shared
     launches: tuple[Fate, ...] = ()
     removals: tuple[Removal, ...] = ()
     prices: tuple[PriceChange, ...] = ()
