@@ -26,7 +26,6 @@ say "remuda plan $task --limit 5"
 remuda plan $task --limit 5 --param epochs=$epochs
 
 say "remuda run $task --yes --param epochs=$epochs"
-name=digits
 remuda run $task --yes --param epochs=$epochs --detach -o json >.cache/demo/job.json
 name=$(.venv/bin/python -c 'import json; print(json.load(open(".cache/demo/job.json"))["name"])')
 # In the background: once a third of the epochs is done, the machine is taken away.

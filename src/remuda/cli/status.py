@@ -20,9 +20,9 @@ def command(name: str, project: str, output: str) -> None:
     with session() as client:
         job = client.job(project, name)
     if output == "json":
-        import msgspec
+        from msgspec.json import decode, encode
 
-        json_out(msgspec.to_builtins(job))
+        json_out(decode(encode(job)))  # task, origin and offer are raw JSON inside
         return
     pairs_out(_facts(job))
     _attempts_out(job, output)
@@ -34,7 +34,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
 
     facts: list[tuple[str, object]] = [
         ("job", f"{job.name} ({job.id}) in project {job.project}"),
-        ("phase", click.style(job.phase, fg=shown.COLORS.get(job.phase)) + f", since {shown.show_ago(job.since)}"),
+        ("phase", f"{job.phase}, since {shown.show_ago(job.since)}"),
         ("reason", job.reason),
         ("submitted", f"{job.submitted_at:%Y-%m-%d %H:%M:%S} UTC by {job.user or 'unknown'}"),
     ]
