@@ -186,6 +186,22 @@ async def test_a_lock_that_stays_is_unusable(store: SqlStore, path: Path) -> Non
     await submit(store, "j1")
 
 
+async def test_many_wait_for_one_lock_together(store: SqlStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run_on_writer(store, "PRAGMA busy_timeout=100")
+    begin_one, begun = Session.begin, []
+
+    def counted(session: Session) -> None:
+        begun.append(session)
+        begin_one(session)
+
+    monkeypatch.setattr(Session, "begin", counted)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        results = await asyncio.gather(*(submit(store, f"j{i}") for i in range(20)), return_exceptions=True)
+    assert {type(result) for result in results} == {Unusable}
+    assert len(begun) <= 3
+
+
 @pytest.mark.parametrize(
     ("url", "text"),
     [

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -91,6 +92,7 @@ class Workers:
             return [self._alone(session, task, _read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], _write)]
+        session.begin()  # outside of the try: a lock that nobody gives up is waited for once, not once for each work
         try:
             return _write_group(session, tasks)
         except Exception:  # noqa: BLE001  one work spoiled the transaction: find out which, nothing is written yet
@@ -114,7 +116,7 @@ class Workers:
         for task, result, error in outcomes:
             by_loop[task.loop].append((task, result, error and translate(error, self._driver)))
         for loop, settled in by_loop.items():
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_resolve, settled)
 
 
@@ -154,8 +156,8 @@ def _write(session: Session, work: Callable[[Session], _T]) -> _T:
 
 
 def _write_group(session: Session, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
+    """All works in the transaction that is open, and its commit."""
     outcomes: list[_Outcome] = []
-    session.begin()
     for task in tasks:
         session.run("SAVEPOINT work")
         try:
