@@ -1,4 +1,4 @@
-"""The agents' routes as their protocol's page says: claims, messages, logs, orders, commands, blobs, and whose token."""
+"""The agents' routes as their page says: claims, messages, logs, orders, commands, blobs, and whose token."""
 
 import asyncio
 import hashlib

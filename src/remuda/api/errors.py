@@ -138,7 +138,6 @@ CODES: Mapping[str, Code] = {
         meaning="The server's disk is full; nothing was written and nothing is lost.",
         hint="make room on the disk of the state folder, then repeat",
     ),
-    "stopping": Code(status=503, meaning="The server is stopping.", hint="try again; it starts by itself"),
     "database-unusable": Code(
         status=503,
         meaning="The database is newer than this program, damaged or unreachable.",

@@ -68,6 +68,8 @@ class Home:
                 )
             time.sleep(0.02)
         self._lock = lock
+        if self.shared:
+            _touch(self.file("server.beat"))
 
     def token(self) -> str:
         """The user's token, made at the first start."""
