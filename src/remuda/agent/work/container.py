@@ -80,19 +80,20 @@ def run_container(
     engine: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str], command: Command
 ) -> int:
     """Get the image, run the container to its end, and return the exit code of what ran in it."""
-    stopped: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+    client = Client(command.env, [engine, "kill", "--signal", "TERM", name], places.phase)
     image = work.image or ""
-    if _quiet([engine, "image", "inspect", image], command.env) and _wait([engine, "pull", image], command.env):
+    if _quiet([engine, "image", "inspect", image], command.env) and client.run([engine, "pull", image]):
         _tell(command, f"the image {image} could not be pulled; the engine's reason is in the log")
         return 125
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     _quiet([engine, "rm", "-f", name], command.env)
-    code = 125
-    for extra in _ways(engine, config.memory_mib):
+    code, known = 125, f"{config.cache}/{os.path.basename(engine)}-way"
+    for way, extra in sorted(enumerate(_ways(engine, config.memory_mib)), key=lambda item: item[0] != _read_way(known)):
         argv = [*_engine_with(engine, extra), *_flags(engine, name, config, work, places, env), *extra]
-        code = _wait([*argv, image, "sh", places.entry], command.env)
-        if os.path.exists(places.phase) or stopped:
+        code = client.run([*argv, image, "sh", places.entry])
+        if os.path.exists(places.phase) or client.stopped:
+            os.makedirs(config.cache, mode=0o700, exist_ok=True)
+            write_whole(known, str(way))
             return code
     _tell(command, f"{os.path.basename(engine)} could not start a container of {image}; its reason is in the log")
     return code
@@ -109,6 +110,15 @@ def _ways(engine: str, memory_mib: int) -> list[list[str]]:
     return ways
 
 
+def _read_way(path: str) -> int:
+    """The way that worked last on this machine, so that a job's log does not tell of those that did not."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
 def _engine_with(engine: str, extra: list[str]) -> list[str]:
     """The runtime is podman's own option and stands before `run`; it is taken out of `extra`."""
     if extra[:1] == ["--runtime=runc"]:
@@ -118,7 +128,20 @@ def _engine_with(engine: str, extra: list[str]) -> list[str]:
 
 
 def _flags(engine: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str]) -> list[str]:
-    flags = ["--rm", "--name", name, "--network", "host", "--ipc", "host", "--workdir", places.work, "--entrypoint", ""]
+    flags = [
+        "--rm",
+        "--sig-proxy=false",
+        "--name",
+        name,
+        "--network",
+        "host",
+        "--ipc",
+        "host",
+        "--workdir",
+        places.work,
+        "--entrypoint",
+        "",
+    ]
     mounts = [places.home]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         mounts.append(work.checkpoint.storage)
