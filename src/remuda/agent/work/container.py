@@ -80,9 +80,10 @@ def run_container(
     engine: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str], command: Command
 ) -> int:
     """Get the image, run the container to its end, and return the exit code of what ran in it."""
-    client = Client(command.env, [engine, "kill", "--signal", "TERM", name], places.phase)
+    stopped: list[int] = []  # the engine's client gets SIGTERM too and passes it on; this process waits for it
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
     image = work.image or ""
-    if _quiet([engine, "image", "inspect", image], command.env) and client.run([engine, "pull", image]):
+    if _quiet([engine, "image", "inspect", image], command.env) and _wait([engine, "pull", image], command.env):
         _tell(command, f"the image {image} could not be pulled; the engine's reason is in the log")
         return 125
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
@@ -90,8 +91,8 @@ def run_container(
     code, known = 125, f"{config.cache}/{os.path.basename(engine)}-way"
     for way, extra in sorted(enumerate(_ways(engine, config.memory_mib)), key=lambda item: item[0] != _read_way(known)):
         argv = [*_engine_with(engine, extra), *_flags(engine, name, config, work, places, env), *extra]
-        code = client.run([*argv, image, "sh", places.entry])
-        if os.path.exists(places.phase) or client.stopped:
+        code = _wait([*argv, image, "sh", places.entry], command.env)
+        if os.path.exists(places.phase) or stopped:
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
             write_whole(known, str(way))
             return code
@@ -130,7 +131,6 @@ def _engine_with(engine: str, extra: list[str]) -> list[str]:
 def _flags(engine: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str]) -> list[str]:
     flags = [
         "--rm",
-        "--sig-proxy=false",
         "--name",
         name,
         "--network",
