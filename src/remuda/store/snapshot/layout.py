@@ -3,7 +3,9 @@
 * SnapshotError     the file is not a catalog that this program can use; the message says what to do
 
 Rows are numbered in the order of their names, so that the cheapest of two equal prices is the same one everywhere.
-`shape` carries counts and its cheapest offer per purchase option, so that most questions never touch `offer`.
+`shape` carries counts and its cheapest offer per purchase option, so that most questions never touch `offer`. There,
+the columns of the primary key come first and in its order: where they do not, the integrity check of SQLite 3.40
+reports values as missing that are there.
 """
 
 from remuda.domain.offers import Purchase
@@ -37,7 +39,7 @@ CREATE TABLE shape (
     best_on_demand INTEGER, best_reserved INTEGER, best_spot INTEGER);
 CREATE TABLE offer (
     shape INTEGER NOT NULL REFERENCES shape, purchase INTEGER NOT NULL, rate INTEGER NOT NULL,
-    place INTEGER NOT NULL REFERENCES place, source INTEGER NOT NULL REFERENCES source, term_months INTEGER NOT NULL,
+    place INTEGER NOT NULL REFERENCES place, term_months INTEGER NOT NULL, source INTEGER NOT NULL REFERENCES source,
     PRIMARY KEY (shape, purchase, rate, place, term_months)) WITHOUT ROWID;
 CREATE TABLE egress (
     provider TEXT NOT NULL, region TEXT NOT NULL, target TEXT NOT NULL, micros_per_gb INTEGER NOT NULL,

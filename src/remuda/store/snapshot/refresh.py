@@ -1,6 +1,7 @@
 """Brings a new snapshot into the state folder: from a file, a folder or a URL, or from offers just fetched."""
 
 import hashlib
+import http.client
 import os
 import shutil
 import urllib.error
@@ -105,7 +106,10 @@ def _download(url: str, new: Path) -> None:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply, new.open("wb") as file:
             promised = reply.headers.get("Content-Length")
             got = _pour(reply.read, file.write)
-    except (OSError, ValueError) as error:
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise SnapshotError(f"{url} cannot be read: {error}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise SnapshotError(f"{url} cannot be read: {getattr(error, 'reason', error)}") from error
     if promised is not None and got != int(promised):
         raise SnapshotError(f"{url} broke off after {got:,} of {int(promised):,} bytes; try again")

@@ -108,8 +108,8 @@ def _fill(
             PURCHASE_NUMBERS[offer.purchase],
             offer.rate.micros_per_hour,
             places[_place(offer)],
-            sources[offer.source, str(offer.as_of)],
             terms.get(offer.key, 0),
+            sources[offer.source, str(offer.as_of)],
         )
         for offer in offers
     ]

@@ -1,0 +1,55 @@
+"""CPU seconds of `remuda offers --gpu A100:8`, cold: every process that it starts counts; no server is asked.
+
+    python benchmarks/offers_cli.py
+
+Peer on the same kind of machine: `sky show-gpus` (SkyPilot 0.14.1) 1.34 s in the client alone, and seconds on its
+server. Where `sky` is installed in this environment, it is measured in the same run.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from measure import PYTHON, REMUDA, adopt_orphans, children_cpu_s, median_of, table
+
+from remuda.store.snapshot import Snapshot
+
+BAR_S = 0.20
+WISHES = (
+    ["--gpu", "A100:8"],
+    ["--gpu", "H100:8", "--spot", "--max-price", "20", "--region", "eu", "-o", "json"],
+    ["--cpus", "32", "--memory", "128GB", "--region", "us"],
+)
+
+
+def main() -> None:
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="remuda-bench-") as home:
+        env = {**os.environ, "REMUDA_HOME": home}
+        os.environ.update(env)
+        with Snapshot.open() as snapshot:
+            rows, accelerated = snapshot.info().rows, snapshot.info().rows_with_accelerator
+        python_s = median_of(lambda: _cpu_s([PYTHON, "-c", "pass"], env))
+        lines = []
+        for wish in WISHES:
+            cpu_s = median_of(lambda wish=wish: _cpu_s([REMUDA, "offers", *wish], env))
+            verdict = "ok" if cpu_s <= BAR_S else "MISSED"
+            lines.append((" ".join(["remuda offers", *wish]), cpu_s, cpu_s / python_s, BAR_S, verdict))
+        if peer := shutil.which("sky"):
+            cpu_s = median_of(lambda: _cpu_s([peer, "show-gpus", "A100:8"], env))
+            lines.append(("sky show-gpus A100:8 (client alone)", cpu_s, cpu_s / python_s, "-", "peer"))
+    columns = ("command", "CPU s (median of 7)", "times python -c pass", "bar, CPU s", "")
+    table(f"listing offers, cold, over {rows:,} rows, {accelerated:,} with an accelerator", columns, lines)
+
+
+def _cpu_s(command: Sequence[str], env: Mapping[str, str]) -> float:
+    """CPU seconds of a command and of whatever it leaves running, until that has ended too."""
+    before = children_cpu_s()
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True)
+    return children_cpu_s() - before
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""`remuda offers` and `remuda catalog` as typed, over the catalog that ships."""
+
+import csv
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from remuda.cli.main import cli
+from remuda.store.snapshot.choose import SHIPPED, refreshed_path
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMUDA_HOME", str(tmp_path / "home"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_offers_as_json_are_the_cheapest_first_and_what_was_asked_for() -> None:
+    answer = run("offers", "--gpu", "H100:8", "--spot", "--max-price", "30", "--region", "eu", "-o", "json")
+    assert answer.exit_code == 0, answer.output
+    offers = json.loads(answer.stdout)
+    assert offers
+    prices = [offer["price_usd_hr"] for offer in offers]
+    assert prices == sorted(prices)
+    assert prices[-1] <= 30
+    for offer in offers:
+        assert (offer["accelerator_count"], offer["purchase"]) == (8, "spot")
+        assert offer["accelerator"].startswith("H100")
+        assert offer["source"]
+        assert offer["as_of"]
+        assert offer["accelerator_price_usd_hr"] == pytest.approx(offer["price_usd_hr"] / 8, abs=1e-5)
+
+
+def test_offers_as_csv_have_the_same_rows() -> None:
+    wish = ("offers", "--gpu", "A100:80GB:8", "--provider", "azure,gcp", "--limit", "7")
+    rows = list(csv.DictReader(io.StringIO(run(*wish, "-o", "csv").stdout)))
+    objects = json.loads(run(*wish, "-o", "json").stdout)
+    assert len(rows) == len(objects) == 7
+    assert [row["instance_type"] for row in rows] == [item["instance_type"] for item in objects]
+    assert {row["accelerator_memory_mib"] for row in rows} == {"81920"}
+
+
+def test_a_table_says_how_many_more_there_are() -> None:
+    answer = run("offers", "--cpus", "8..16", "--memory", "32GB", "--on-demand", "--limit", "3")
+    assert answer.exit_code == 0
+    assert len(answer.stdout.splitlines()) == 4
+    assert "3 of " in answer.stderr
+    assert "--limit 0" in answer.stderr
+
+
+def test_offers_are_sorted_as_asked() -> None:
+    answer = run("offers", "--gpu", "nvidia:1..16", "--sort", "gpu-price", "--limit", "0", "-o", "json")
+    each = [offer["accelerator_price_usd_hr"] for offer in json.loads(answer.stdout)]
+    assert each == sorted(each)
+    assert len(each) > 1000
+
+
+def test_nothing_found_says_what_would_have_to_change_and_that_is_enough() -> None:
+    wish = ["offers", "--gpu", "H100:8", "--region", "eu", "--on-demand"]
+    answer = run(*wish, "--max-price", "15")
+    assert answer.exit_code == 1
+    assert answer.stdout == ""
+    assert "your limit is $15.00/h" in answer.stderr
+    limit = answer.stderr.split("[--max-price ")[1].split("]")[0]
+    assert run(*wish, "--max-price", limit).exit_code == 0
+    assert json.loads(run(*wish, "--max-price", "15", "-o", "json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--gpu", "H1000:8"], 2, "did you mean H100?"),
+        (["--max-price", "cheap"], 2, "expected an amount of dollars"),
+        (["--cpus", "8..4"], 2, "--cpus: expected a size or a range"),
+        (["--cpus", "many"], 2, "'many' is not a number"),
+        (["--memory", "1 pound"], 2, "expected memory such as"),
+        (["--spot", "--on-demand"], 2, "exclude each other"),
+        (["--provider", "asw"], 1, "did you mean aws?"),
+        (["--region", "us-east-11"], 1, "did you mean us-east-1?"),
+        (["--instance", "p4d.24xlage"], 1, "did you mean p4d.24xlarge?"),
+        (["--instance", "Standard_NC6"], 1, "its successor is Standard_NC4as_T4_v3"),
+    ],
+)
+def test_a_wrong_wish_is_told_what_may_be_meant(arguments: list[str], code: int, said: str) -> None:
+    answer = run("offers", *arguments)
+    assert answer.exit_code == code
+    assert said in answer.stderr
+
+
+def test_accelerators_of_every_kind_are_listed() -> None:
+    rows = json.loads(run("offers", "--accelerators", "-o", "json").stdout)
+    assert {row["kind"] for row in rows} == {"gpu", "tpu", "asic", "fpga"}
+    assert {row["vendor"] for row in rows} >= {"nvidia", "amd", "intel", "google", "aws"}
+    assert next(row for row in rows if row["name"] == "H100")["bf16_flops"] == 989.4e12
+
+
+def test_info_tells_what_ships() -> None:
+    told = json.loads(run("catalog", "info", "-o", "json").stdout)
+    assert told["path"] == str(SHIPPED)
+    assert told["shipped"] is True
+    assert told["rows"] >= 60_000
+    assert told["rows_with_accelerator"] >= 1_500
+    assert sum(provider["with_accelerator"] for provider in told["providers"]) == told["rows_with_accelerator"]
+    assert sum(source["rows"] for source in told["sources"]) == told["rows"]
+    assert "shipped with Remuda" in run("catalog", "info").stdout
+
+
+def test_diff_tells_a_refresh_and_info_a_broken_one(tmp_path: Path) -> None:
+    assert "the same offers and prices" in run("catalog", "diff").stdout
+    dearer = tmp_path / "dearer.db"
+    dearer.write_bytes(SHIPPED.read_bytes())
+    with sqlite3.connect(dearer) as connection:
+        connection.execute("UPDATE offer SET rate = rate * 2 WHERE rate = 55040000")
+    connection.close()
+    refreshed = run("catalog", "refresh", "--from", str(dearer))
+    assert refreshed.exit_code == 0, refreshed.output
+    assert "in use now" in refreshed.stdout
+    changes = json.loads(run("catalog", "diff", "-o", "json").stdout)
+    assert {(change["change"], change["ratio"]) for change in changes} == {("dearer", 2.0)}
+    assert "+100.0 %" in run("catalog", "diff").stdout
+    refreshed_path().write_bytes(b"broken")
+    assert "Not used" in run("catalog", "info").stdout
+    assert run("offers", "--gpu", "A100:8").exit_code == 0
+    failed = run("catalog", "refresh", "--from", str(refreshed_path()))
+    assert failed.exit_code == 1
+    assert "not a usable catalog" in failed.stderr
+
+
+def test_sources_are_honest_about_every_provider_that_ships() -> None:
+    listed = {row["provider"]: row for row in json.loads(run("catalog", "sources", "-o", "json").stdout)}
+    shipped = {
+        provider["provider"] for provider in json.loads(run("catalog", "info", "-o", "json").stdout)["providers"]
+    }
+    assert listed.keys() >= shipped
+    assert all(row["how"] for row in listed.values())
+    refused = run("catalog", "refresh", "--provider", "gcp")
+    assert refused.exit_code == 1
+    assert "needs an API key" in refused.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    for arguments in (["offers", "--help"], ["catalog", "--help"], ["catalog", "refresh", "--help"]):
+        code = (
+            "import sys\nfrom remuda.cli.main import cli\n"
+            f"try: cli({arguments!r})\nexcept SystemExit: pass\n"
+            "heavy = ('sqlite3', 'json', 'remuda.catalog', 'rich', 'urllib.request')\n"
+            "print([name for name in heavy if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.splitlines()[-1] == "[]", arguments
