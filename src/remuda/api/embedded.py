@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from remuda import __version__, settings
-from remuda.api.home import Busy, Home, HomeError, LogFile, peer_is_us
+from remuda.api.home import Busy, Home, HomeError, LogFile, home_error, peer_is_us
 from remuda.client import API, REVISION
 from remuda.client.launch import Word
 from remuda.client.state import ServerFile, host_name, process_mark, write_server
@@ -77,6 +77,9 @@ def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
         word.fail(error.code, error.message, error.hint)
     except Full as error:
         word.fail("disk-full", str(error), f"make room on the disk of {home.path}, then try again")
+    except OSError as error:
+        told = home_error(home.path, error)
+        word.fail(told.code, told.message, told.hint)
     except StoreError as error:
         word.fail("database-unusable", str(error), f"the database is {home.file('remuda.db')}")
     except ProviderError as error:

@@ -49,7 +49,7 @@ class Home:
             self._make_private()
             lock = os.open(self.file("server.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _unusable(self.path, error) from error
+            raise home_error(self.path, error) from error
         self.shared = on_network(self.path)
         if self.shared and not take_over:
             self._check_other_host()
@@ -198,6 +198,13 @@ def peer_is_us(connection: socket.socket) -> bool:
     return uid in (0, os.getuid())
 
 
+def home_error(path: str, error: OSError) -> HomeError:
+    """What an error of the operating system means for who started the server."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HomeError("disk-full", f"no room in {path}", "make room on its disk, or set REMUDA_HOME elsewhere")
+    return HomeError("home-unusable", f"{path}: {error.strerror}", "set REMUDA_HOME to a folder that you can write to")
+
+
 def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,9 +242,3 @@ def _digest(path: str) -> str:
     from hashlib import sha256
 
     return sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:16]
-
-
-def _unusable(path: str, error: OSError) -> HomeError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HomeError("disk-full", f"no room in {path}", "make room on its disk, or set REMUDA_HOME elsewhere")
-    return HomeError("home-unusable", f"{path}: {error.strerror}", "set REMUDA_HOME to a folder that you can write to")

@@ -1,0 +1,205 @@
+"""Real jobs on this machine under a server that is stopped, killed, replaced and left without disk."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remuda.client import ApiError, Client, connect
+from remuda.client.embedded import ensure_server, stop_server
+from remuda.client.state import server_holds_lock
+from tests.system.server_home import home_at, kill_server, wait_until
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    with home_at(tmp_path / "home") as folder:
+        yield folder
+        if server_holds_lock(str(folder)):
+            with connect() as client:
+                client.down()
+                wait_until(lambda: not client.nodes())
+
+
+def run_to_end(client: Client, name: str) -> str:
+    for _ in client.follow("default", name):
+        pass
+    return client.job("default", name).phase
+
+
+def log_of(client: Client, name: str, *, follow: bool = False) -> bytes:
+    return b"".join(client.logs("default", name, follow=follow))
+
+
+def test_a_job_runs_from_end_to_end(home: Path) -> None:
+    with connect() as client:
+        made = client.submit("{name: hello, run: 'echo hi; exit 3'}")
+        assert log_of(client, made.name, follow=True) == b"hi\n"
+        job = client.job("default", made.name)
+        assert (job.phase, job.exit_code) == ("failed", 3)
+        assert job.attempts[0].nodes[0].exit_outcome == "exit"
+        assert client.cost("default", made.name).running_s > 0
+
+
+def test_followed_logs_come_while_the_job_runs(home: Path) -> None:
+    with connect() as client:
+        client.submit(f"{{name: slow, run: 'echo one; while [ ! -e {home}/go ]; do sleep 0.05; done; echo two'}}")
+        chunks = client.logs("default", "slow", follow=True)
+        assert next(chunks) == b"one\n"
+        (home / "go").touch()
+        assert b"".join(chunks) == b"two\n"
+
+
+def test_work_goes_on_while_the_server_is_dead(home: Path) -> None:
+    with connect() as client:
+        client.submit(f"{{name: on, run: 'echo a; while [ ! -e {home}/go ]; do sleep 0.05; done; echo b; exit 7'}}")
+        wait_until(lambda: log_of(client, "on") == b"a\n")
+    kill_server(home)
+    (home / "go").touch()
+    with connect() as client:
+        assert run_to_end(client, "on") == "failed"
+        assert client.job("default", "on").exit_code == 7
+        assert client.job("default", "on").attempt == 1
+        assert log_of(client, "on") == b"a\nb\n"
+
+
+def test_a_graceful_stop_is_quick_and_ends_no_job(home: Path) -> None:
+    with connect() as client:
+        client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
+        wait_until(lambda: client.job("default", "on").phase == "running")
+    began = time.monotonic()
+    kill_server(home, signal.SIGTERM)
+    took = time.monotonic() - began
+    assert '"stopped"' in (home / "server.log").read_text()
+    assert took < 30  # it must not wait for the agents' long polls, which last as long
+    (home / "go").touch()
+    with connect() as client:
+        assert run_to_end(client, "on") == "done"
+        assert client.job("default", "on").attempt == 1
+
+
+def test_an_answered_submission_survives_kill_9(home: Path) -> None:
+    with connect() as client:
+        made = [client.submit("{name: j, run: echo x}").id for _ in range(20)]
+        kill_server(home)
+    with connect() as client:
+        assert {row.id for row in client.jobs("default").jobs} == set(made)
+        wait_until(lambda: all(row.phase == "done" for row in client.jobs("default").jobs), 120)
+        assert all(log_of(client, job_id) == b"x\n" for job_id in made)
+        assert all(client.job("default", job_id).attempt == 1 for job_id in made)
+
+
+def test_it_does_not_stop_for_idleness_while_a_job_lives(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "1")
+    with connect() as client:
+        client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
+    time.sleep(3)
+    assert server_holds_lock(str(home))
+    (home / "go").touch()
+    wait_until(lambda: not server_holds_lock(str(home)))
+    with connect() as client:
+        assert client.job("default", "on").phase == "done"
+
+
+def test_a_command_beside_the_work_streams_and_returns_its_code(home: Path) -> None:
+    with connect() as client:
+        client.submit("{name: on, run: 'sleep 300', env: {GREETING: hello}}")
+        wait_until(lambda: client.job("default", "on").phase == "running")
+        chunks = list(client.exec("default", "on", ["sh", "-c", "echo $GREETING; exit 5"]))
+        assert b"".join(chunk.data for chunk in chunks) == b"hello\n"
+        assert chunks[-1].exit_code == 5
+
+
+def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> None:
+    from remuda.domain.jobs import Origin
+    from remuda.spec.workdir import freeze
+
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "hello.txt").write_text("from the folder\n")
+    frozen = freeze(folder)
+    seen: list[tuple[int, int]] = []
+    with connect() as client:
+        sent = client.upload("default", frozen.blobs(), progress=lambda done, of: seen.append((done, of)))
+        assert sent == seen[-1][0] == seen[-1][1] > 0
+        assert client.upload("default", frozen.blobs()) == 0
+        client.submit("{name: w, run: cat hello.txt, workdir: .}", origin=Origin(snapshot=frozen.hash))
+        assert log_of(client, "w", follow=True) == b"from the folder\n"
+
+
+def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
+    try:
+        with home_at(disk / "home"):
+            _fill_and_free(disk)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def _fill_and_free(disk: Path) -> None:
+    stuffing = disk / "stuffing"
+    with connect() as client:
+        pid = client.server().pid
+        before = client.submit("{name: before, run: 'true'}")
+        assert run_to_end(client, before.name) == "done"
+        wait_until(lambda: not client.nodes())
+        with open(stuffing, "wb") as file, pytest.raises(OSError):
+            while True:
+                file.write(b"x" * 65536)
+                file.flush()
+        with pytest.raises(ApiError) as caught:
+            for number in range(2000):  # what the database file has room for is taken first
+                client.submit(f"{{name: full-{number}, run: 'true', tags: {{x: {'y' * 60}}}, "
+                              "schedule: {at: 2199-01-01T00:00:00Z}}")
+        assert (caught.value.status, caught.value.code) == (507, "disk-full")
+        assert client.job("default", "before").phase == "done"
+        stuffing.unlink()
+        after = client.submit("{name: after, run: echo again}")
+        assert run_to_end(client, after.name) == "done"
+        assert log_of(client, "after") == b"again\n"
+        assert client.server().pid == pid
+    stop_server()
+    ensure_server()
+    with connect() as client:
+        assert client.job("default", "after").phase == "done"
+
+
+def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
+    try:
+        with home_at(disk / "home"):
+            with pytest.raises(ApiError) as caught:
+                connect()
+            assert caught.value.code == "disk-full"
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_the_log_of_the_server_is_kept_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMUDA_SERVER_LOG_MIB", "1")
+    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "2")
+    home.mkdir(mode=0o700)
+    (home / "server.log").write_bytes(b"old\n" * 300_000)
+    os.chmod(home / "server.log", 0o600)
+    with connect() as client:
+        client.server()
+    wait_until(lambda: (home / "server.log.1").exists())
+    assert (home / "server.log").stat().st_size < 1 << 20
