@@ -47,6 +47,7 @@ class Steps:
         self._code: int | None = None
         self._oom_kills = 0
         self._watch: Watch | None = None  # while the task itself runs
+        self._running = False  # and the owner has been told
         self._group: str | None = None
         self._gpus: Process | None = None
         self._channel = -1
@@ -115,12 +116,10 @@ class Steps:
         self._loop.after(PHASE_S, self._look_at_container)
 
     def _look_at_container(self, said: str = "") -> None:
-        """What runs inside writes how far it is."""
-        try:
-            with open(self._places.phase, encoding="ascii") as file:
-                phase = file.read().strip()
-        except OSError:
-            phase = ""
+        """Tell how far it is: that it runs, at the latest when it has ended."""
+        phase = self._read_phase()
+        if self._running:
+            return
         if phase == "run":
             self._runs(reused=False)
         elif self.process is not None:
@@ -130,6 +129,7 @@ class Steps:
 
     def _runs(self, *, reused: bool) -> None:
         """The task itself runs from now on."""
+        self._running = True
         self._owner.say("running", setup_reused=reused)
         if self.process is None:
             return  # and has ended already
@@ -233,23 +233,26 @@ class Steps:
             self._owner.prepared(reused=bool(self._result["reused"]))
 
     def _run_gone(self) -> None:
+        if self._work.image is not None:
+            self._look_at_container()
         if self._code is None:
             self._owner.failed("node", None, "the work's guardian process was killed")
         elif self._result:
             self._owner.failed("setup", None, str(self._result["reason"]))
-        elif self._work.image is not None and self._container_failed():
+        elif self._work.image is not None and self._read_phase() == "failed":
             self._owner.failed("setup", self._code, f"the setup ended with exit code {self._code}")
         elif self._code == 0 and self._work.outputs:
             self._carry_out()
         else:
             self._owner.ran(self._code, self._oom_kills)
 
-    def _container_failed(self) -> bool:
+    def _read_phase(self) -> str:
+        """What runs in the container writes how far it is: setup, failed or run."""
         try:
             with open(self._places.phase, encoding="ascii") as file:
-                return file.read().strip() == "failed"
+                return file.read().strip()
         except OSError:
-            return False
+            return ""
 
     def _carry_out(self) -> None:
         from .work.prepare import carry_out
