@@ -28,6 +28,7 @@ from remuda.providers.base import (
 
 T = TypeVar("T")
 CALL_TIMEOUT = timedelta(seconds=120)  # a launch of many nodes may take a cloud this long to accept
+OFFERS_TIMEOUT = timedelta(seconds=20)
 OFFERS_AGE = timedelta(seconds=5)
 
 
@@ -101,29 +102,33 @@ class Places:
         return list(dict.fromkeys(reasons))
 
     async def _ask_all(self) -> Market:
-        offers: list[Offer] = []
-        hosts: list[Host] = []
-        problems: list[str] = []
-        for name, provider in self.providers.items():
-            try:
-                offers += await self._call(name, provider.offers())
-                if isinstance(provider, SharesHosts):
-                    hosts += await self._call(name, provider.hosts())
-            except ProviderError as error:
-                problems.append(f"{name}: {error}")
-        return Market(offers=tuple(offers), hosts=tuple(hosts), problems=tuple(problems))
+        """All places at once: a slow one holds up the others no longer than its time limit."""
+        answers = await asyncio.gather(*(self._ask(name, place) for name, place in self.providers.items()))
+        return Market(
+            offers=tuple(offer for answer in answers for offer in answer.offers),
+            hosts=tuple(host for answer in answers for host in answer.hosts),
+            problems=tuple(problem for answer in answers for problem in answer.problems),
+        )
+
+    async def _ask(self, name: str, place: Provider) -> Market:
+        try:
+            offers = await self._call(name, place.offers(), OFFERS_TIMEOUT)
+            hosts = await self._call(name, place.hosts(), OFFERS_TIMEOUT) if isinstance(place, SharesHosts) else ()
+        except ProviderError as error:
+            return Market(offers=(), problems=(f"{name}: {error}",))
+        return Market(offers=offers, hosts=hosts)
 
     def _provider(self, name: str) -> Provider:
         if name not in self.providers:
             raise Refused(f"the provider {name!r} is not configured here any more; enable it again in the settings")
         return self.providers[name]
 
-    async def _call(self, name: str, call: Awaitable[T]) -> T:
+    async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
         try:
-            async with asyncio.timeout(CALL_TIMEOUT.total_seconds()):
+            async with asyncio.timeout(limit.total_seconds()):
                 return await call
         except TimeoutError:
-            raise TryAgain(f"{name} did not answer within {CALL_TIMEOUT.total_seconds():.0f} s") from None
+            raise TryAgain(f"{name} did not answer within {limit.total_seconds():.0f} s") from None
 
 
 def _features(task: Task) -> dict[Feature, bool]:

@@ -18,7 +18,7 @@ from remuda.control.sweep import EVERY, SWEEP, Sweep, Sweeper
 from remuda.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from remuda.control.worklist import Worklist
 from remuda.domain.jobs import Job
-from remuda.providers.base import Carrier, Provider, ProviderError, RunsAgentsHere, SharesHosts, SignalsChanges
+from remuda.providers.base import Carrier, Closes, Provider, ProviderError, RunsAgentsHere, SharesHosts, SignalsChanges
 from remuda.store.base import NotFound, Store
 
 _HOSTS = "hosts"  # the key under which shared hosts are published
@@ -113,11 +113,20 @@ class Plant:
             with suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        for provider in self._providers.values():
+            if isinstance(provider, Closes):
+                await provider.close()
 
     @property
     def running(self) -> bool:
         """False before `start`, after `stop`, and when control broke down, which its task's error explains."""
         return self._task is not None and not self._task.done()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the control plane, if something did: a server with one is not healthy."""
+        task = self._task
+        return task.exception() if task is not None and task.done() and not task.cancelled() else None
 
     async def idle(self) -> bool:
         """Whether nothing is left to do: the embedded server may then stop by itself."""

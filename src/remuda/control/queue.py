@@ -19,14 +19,14 @@ from remuda.domain.tasks import Resources
 from remuda.domain.units import Money
 from remuda.planner.placements import Situation
 from remuda.planner.prospects import Prospects, find_prospects, match
-from remuda.scheduler.turns import Capacity, Place, Stay, Waiting, place_of, plan_turns
+from remuda.scheduler.turns import Capacity, Place, Stay, Turns, Waiting, place_of
 from remuda.store.base import Changes, Held, NotFound, Stale, Store
 
 _HEAD = 16  # jobs read by a pass
 _DEEP = 1000  # jobs read by the pass that looks behind a blocked head
 _DEEP_EVERY = timedelta(seconds=10)
 _LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have come back without a sign
-_EXPLAINED = 8  # of the jobs that stay, how many are told why in one pass
+_EXPLAINED = 4  # of the jobs that stay, how many are told why in one pass
 _BUSY_PAUSE = timedelta(milliseconds=250)  # of the passes that new jobs cause while nothing is free
 _BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
 
@@ -96,41 +96,49 @@ class QueueReconciler:
         if self._deep_at is not None and now - self._deep_at < _DEEP_EVERY:
             return False
         if all(place_of(offer) in self._behind for offer in self._snapshot.market.offers):
-            return False
+            return False  # nobody could be placed anyway
         self._deep_at = now
         return True
 
     async def _place_all(self, head: Sequence[Job], more: bool, now: datetime) -> timedelta | None:
         snapshot = await self._market()
-        waiting: list[Waiting] = []
+        turns = Turns(await self._capacity(snapshot))
         stays: list[Stay] = []
         again: list[datetime] = []
         changed = 0
         for job in head:
             prospects = await self._prospects(job, snapshot, now)
-            if prospects.offers:
-                waiting.append(self._waiting(job, prospects))
-            elif prospects.hopeless:
-                await self._give_up(job, prospects.reason, now)
-                changed += 1
-            else:
-                stays.append(Stay(job=job, reason=prospects.reason, behind=()))
-                again += [prospects.again_at] if prospects.again_at else []
-            await self._clock.rest()
-        for decision in await self._plan(waiting, snapshot):
+            decision = self._decide(job, prospects, turns)
             match decision:
                 case Place():
                     await self._place(decision, snapshot, now)
                     changed += 1
-                    await self._clock.rest()
                 case Stay():
                     stays.append(decision)
+                    again += [prospects.again_at] if prospects.again_at else []
+                case None:
+                    await self._give_up(job, prospects.reason, now)
+                    changed += 1
+            if len(stays) >= _EXPLAINED and self._all_blocked(turns, snapshot):
+                more = False
+                break
+            await self._clock.rest()
         await self._explain(stays)
         self._blocked = len(stays) > 0
-        self._behind = {place for stay in stays for place in stay.behind}
+        self._behind = turns.blocked
         if more and changed:
             return timedelta(0)
         return await self._until_next(now, min(again, default=None) if stays else None, waiting=bool(stays))
+
+    def _decide(self, job: Job, prospects: Prospects, turns: Turns) -> Place | Stay | None:
+        """The job's turn; None if it has none and never will."""
+        if prospects.offers:
+            gang = self._gang_of(attempt_id(job.id, job.attempt + 1))
+            return turns.decide(Waiting(job=job, gang=gang, offers=prospects.offers))
+        return None if prospects.hopeless else Stay(job=job, reason=prospects.reason, behind=())
+
+    def _all_blocked(self, turns: Turns, snapshot: Snapshot) -> bool:
+        return all(place_of(offer) in turns.blocked for offer in snapshot.market.offers)
 
     async def _until_next(self, now: datetime, again_at: datetime | None, *, waiting: bool = False) -> timedelta | None:
         times = [at - now for at in (again_at, await self._store.next_waiting(now)) if at is not None]
@@ -162,16 +170,9 @@ class QueueReconciler:
         spent = total(await self._store.charges(job.id)) if cap_of(job) is not None else Money(0)
         return Situation(submitted_at=job.submitted_at, ran=sum(ran, timedelta(0)), spent=spent)
 
-    def _waiting(self, job: Job, prospects: Prospects) -> Waiting:
-        gang = self._gang_of(attempt_id(job.id, job.attempt + 1))
-        return Waiting(job=job, gang=gang, offers=prospects.offers)
-
-    async def _plan(self, waiting: Sequence[Waiting], snapshot: Snapshot) -> Sequence[Place | Stay]:
-        if not waiting:
-            return ()
+    async def _capacity(self, snapshot: Snapshot) -> Capacity:
         hosts = snapshot.market.hosts
-        holds = await self._store.holds() if hosts else ()
-        return plan_turns(waiting, Capacity(hosts=hosts, holds=holds, used=snapshot.used))
+        return Capacity(hosts=hosts, holds=await self._store.holds() if hosts else (), used=snapshot.used)
 
     async def _place(self, place: Place, snapshot: Snapshot, now: datetime) -> None:
         """Write the intent; everything that follows can be found again from it."""

@@ -50,52 +50,57 @@ def in_order(jobs: Iterable[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (-job.task.priority, job.id))
 
 
-def plan_turns(waiting: Sequence[Waiting], capacity: Capacity) -> list[Place | Stay]:
-    """Decide for each waiting job, in the order given, whether and where it starts.
+class Turns:
+    """Decides for one waiting job after the other, in the queue's order, whether and where it starts.
 
     Strict at every place: while a job waits for one, no later job is put there, so that small jobs cannot starve a
     large one. A later job that can use another place is not held up.
     """
-    holds = list(capacity.holds)
-    used = dict(capacity.used)
-    blocked: set[str] = set()
-    decisions: list[Place | Stay] = []
-    for turn in waiting:
-        placed = _place(turn, capacity, holds, used, blocked)
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._hosts = capacity.hosts
+        self._holds = list(capacity.holds)
+        self._used = dict(capacity.used)
+        self.blocked: set[str] = set()  # the places that a job waits for
+
+    def decide(self, turn: Waiting) -> Place | Stay:
+        """The next job's turn; placing it counts for those after it."""
+        placed = self._place(turn)
         if placed is None:
             behind = tuple(dict.fromkeys(place_of(offer) for offer in turn.offers))
-            earlier = all(place in blocked for place in behind)
-            blocked.update(behind)
-            decisions.append(Stay(job=turn.job, reason=_reason(behind, earlier), behind=behind))
-            continue
-        holds += placed.holds
-        used[placed.offer.key] = used.get(placed.offer.key, 0) + turn.job.task.nodes
-        decisions.append(placed)
-    return decisions
+            earlier = all(place in self.blocked for place in behind)
+            self.blocked.update(behind)
+            return Stay(job=turn.job, reason=_reason(behind, earlier), behind=behind)
+        self._holds += placed.holds
+        self._used[placed.offer.key] = self._used.get(placed.offer.key, 0) + turn.job.task.nodes
+        return placed
+
+    def _place(self, turn: Waiting) -> Place | None:
+        task = turn.job.task
+        owner = Owner(gang=turn.gang, project=turn.job.project)
+        for offer in turn.offers:
+            if place_of(offer) in self.blocked:
+                continue
+            if not offer.shared:
+                if offer.capacity is None or offer.capacity - self._used.get(offer.key, 0) >= task.nodes:
+                    return Place(job=turn.job, offer=offer)
+                continue
+            host = host_of(offer, self._hosts)
+            mine = holds_for(task, offer, host, self._holds, owner) if host is not None else None
+            if mine is not None:
+                return Place(job=turn.job, offer=offer, holds=mine)
+        return None
+
+
+def plan_turns(waiting: Iterable[Waiting], capacity: Capacity) -> list[Place | Stay]:
+    """All turns at once, as a plan."""
+    turns = Turns(capacity)
+    return [turns.decide(turn) for turn in waiting]
 
 
 def place_of(offer: Offer) -> str:
     """What jobs queue for: a shared host as a whole, else the offer."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
-
-
-def _place(
-    turn: Waiting, capacity: Capacity, holds: Sequence[Hold], used: Mapping[str, int], blocked: set[str]
-) -> Place | None:
-    task = turn.job.task
-    owner = Owner(gang=turn.gang, project=turn.job.project)
-    for offer in turn.offers:
-        if place_of(offer) in blocked:
-            continue
-        if not offer.shared:
-            if offer.capacity is None or offer.capacity - used.get(offer.key, 0) >= task.nodes:
-                return Place(job=turn.job, offer=offer)
-            continue
-        host = host_of(offer, capacity.hosts)
-        mine = holds_for(task, offer, host, holds, owner) if host is not None else None
-        if mine is not None:
-            return Place(job=turn.job, offer=offer, holds=mine)
-    return None
 
 
 def _reason(behind: Sequence[str], earlier: bool) -> str:
