@@ -20,12 +20,15 @@ class Outbox:
         self._latest: dict[str, dict[str, object]] = {}
         self._last = 0
         self._settled_at = 0.0
-        for line in _lines(path):
+        self._unwritten = b""
+        whole = _lines(path)
+        for line in whole:
             message = json.loads(line)
             self._last = message["seq"]
             if message["kind"] != "sent":  # a mark that keeps the numbering after everything was acknowledged
                 self._unsent.append((message["seq"], line))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._file, sum(len(line) + 1 for line in whole))  # nothing is joined to a torn line
 
     @property
     def empty(self) -> bool:
@@ -72,10 +75,11 @@ class Outbox:
         self._write(line)
 
     def _write(self, line: str) -> None:
+        self._unwritten += (line + "\n").encode()
         try:
-            os.write(self._file, (line + "\n").encode())
+            self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
         except OSError:
-            return  # a full disk; the message is in memory and will be sent from there
+            return  # a full disk; what is missing in the file is written before what comes later
 
 
 def now_text() -> str:

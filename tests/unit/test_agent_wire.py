@@ -1,0 +1,187 @@
+"""The HTTP client and the outbox of the agent."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remuda.agent.config import BadConfig, Config, Fields, Work
+from remuda.agent.loop import Loop
+from remuda.agent.outbox import Outbox
+from remuda.agent.runner import judge
+from remuda.agent.wire import Address, Connection, parse_reply
+
+
+@pytest.mark.parametrize(
+    ("data", "ended", "found"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", False, (200, b"hi", True)),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi", False, None),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", False, (204, b"", True)),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 C\r\nContent-Length: 0\r\n\r\n", False, (201, b"", True)),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n3;x=y\r\n ho\r\n0\r\n\r\n",
+            False,
+            (200, b"hi ho", True),
+        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n3\r\n h", False, None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: x\r\n\r\n", False, (200, b"", True)),
+        (b"HTTP/1.1 500 Oh\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx", False, (500, b"x", False)),
+        (b"HTTP/1.0 200 OK\r\n\r\nall", True, (200, b"all", False)),
+        (b"HTTP/1.0 200 OK\r\n\r\nall", False, None),
+        (b"HTTP/1.1 200", False, None),
+    ],
+)
+def test_replies(data: bytes, ended: bool, found: tuple[int, bytes, bool] | None) -> None:
+    assert parse_reply(bytearray(data), ended) == found
+    for cut in range(len(data)):
+        early = parse_reply(bytearray(data[:cut]), False)
+        assert early is None or early == found
+
+
+@pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 70000])
+def test_what_is_not_http_is_told(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_reply(bytearray(data), False)
+
+
+def test_addresses() -> None:
+    assert Address("unix:/run/s").targets == [(socket.AF_UNIX, "/run/s")]
+    assert (Address("https://h:8443/base/").name, Address("https://h:8443/base/").port) == ("h", 8443)
+    assert Address("https://h/base/").prefix == "/base"
+    assert (Address("http://[::1]:80").name, Address("https://h").port) == ("::1", 443)
+    with pytest.raises(ValueError, match="unix:/path"):
+        Address("/run/s")
+
+
+def serve(path: Path, *scripts: Callable[[socket.socket], None]) -> threading.Thread:
+    """Answer each connection in turn by one script."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def run() -> None:
+        with listener:
+            for script in scripts:
+                connection, _ = listener.accept()
+                with connection:
+                    script(connection)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def ask(path: Path, times: int = 1, timeout_s: float = 5) -> list[tuple[int, bytes] | str]:
+    """Ask so many times over one connection object, and return each answer or reason of failure."""
+    loop, answers = Loop(), list[tuple[int, bytes] | str]()
+    connection = Connection(loop, Address(f"unix:{path}"), "")
+
+    def done(answer: tuple[int, bytes] | str) -> None:
+        answers.append(answer)
+        if len(answers) < times:
+            again()
+        else:
+            loop.stop()
+
+    def again() -> None:
+        connection.request(
+            "GET", "/x", b"", timeout_s=timeout_s, replied=lambda status, body: done((status, body)), failed=done
+        )
+
+    again()
+    loop.run()
+    connection.close()
+    return answers
+
+
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+
+
+def answer_once(connection: socket.socket) -> None:
+    connection.recv(65536)
+    connection.sendall(GOOD)
+
+
+def test_closed_kept_connections_are_made_again_in_silence(tmp_path: Path) -> None:
+    thread = serve(tmp_path / "s", answer_once, answer_once)
+    assert ask(tmp_path / "s", 2) == [(200, b"hi"), (200, b"hi")]
+    thread.join()
+
+
+def test_failures_are_told_once_each(tmp_path: Path) -> None:
+    assert ask(tmp_path / "nobody")[0] == "ENOENT"
+    thread = serve(tmp_path / "s", lambda connection: connection.recv(65536))  # type: ignore[arg-type, return-value]
+    assert ask(tmp_path / "s") == ["the connection was closed"]
+    thread.join()
+    release = threading.Event()
+    thread = serve(tmp_path / "t", lambda connection: release.wait(10))  # type: ignore[arg-type, return-value]
+    assert ask(tmp_path / "t", timeout_s=0.05) == ["no answer within 0.05 s"]
+    release.set()
+    thread.join()
+
+
+def test_outbox_numbers_without_gaps_and_keeps_what_is_not_acknowledged(tmp_path: Path) -> None:
+    outbox = Outbox(str(tmp_path / "outbox"))
+    outbox.put("running", setup_reused=False)
+    outbox.put("progress", values={"step": 1})
+    outbox.put("progress", values={"step": 2})
+    outbox.put("exited", outcome="exit")
+    again = Outbox(str(tmp_path / "outbox"))
+    for box in (outbox, again):
+        sent = json.loads(box.batch())
+        assert [(message["seq"], message["kind"]) for message in sent] == [
+            (1, "running"),
+            (2, "progress"),
+            (3, "exited"),
+        ]
+        assert sent[1]["values"] == {"step": 2}
+        box.acknowledge(2)
+        assert [message["seq"] for message in json.loads(box.batch())] == [3]
+        assert box.has("exited")
+        assert not box.has("running")
+
+
+def test_outbox_goes_on_counting_after_a_rewrite_and_passes_over_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "outbox"
+    outbox = Outbox(str(path))
+    outbox.put("event", name="big", text="x" * 300_000)
+    outbox.acknowledge(1)
+    assert path.stat().st_size < 1000
+    with path.open("a") as file:
+        file.write('{"seq": 2, "ki')
+    again = Outbox(str(path))
+    assert again.empty
+    again.put("event", name="next", text="")
+    assert json.loads(again.batch())[0]["seq"] == 2
+    third = Outbox(str(path))
+    assert [message["seq"] for message in json.loads(third.batch())] == [2]
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "outcome"),
+    [
+        (0, None, "succeeded"),
+        (0, ("stopped", ""), "succeeded"),
+        (1, None, "exit"),
+        (1, ("stopped", ""), "stopped"),
+        (143, ("preempted", ""), "preempted"),
+        (75, None, "preempted"),
+        (75, ("limit", ""), "limit"),
+        (139, None, "exit"),
+    ],
+)
+def test_outcomes(code: int, ending: tuple[str, str] | None, outcome: str) -> None:
+    assert judge(code, ending)[:2] == (outcome, code)
+
+
+def test_fields_that_are_wrong_are_named() -> None:
+    with pytest.raises(BadConfig, match="`token` must be text, not None"):
+        Config(Fields({"gang": "g", "rank": 0, "address": "unix:/s"}, "configuration"))
+    with pytest.raises(BadConfig, match=r"work\.checkpoint: `path`"):
+        Work(Fields({"job": "j", "job_id": "i", "project": "p", "attempt": 1, "run": "x", "checkpoint": {}}, "work"))
+    with pytest.raises(BadConfig, match="expected an object"):
+        Fields([], "work")
