@@ -263,19 +263,20 @@ def _source(text: str) -> tuple[str, date]:
 
 def _region(provider: str, text: str) -> str:
     """Regions that are words become names a task file can hold, beginning with their country: us-texas."""
+    if not text.strip(" ,/"):
+        return "anywhere"
     if provider == "vast":
         place, country, _ = (part.strip() for part in text.rsplit(",", 2))
         return _slug(f"{country} {place}") if place else country.lower()
     if provider == "primeintellect":
-        country, _, rest = text.partition("/")
-        name = _slug(rest)
-        return name if not rest or name.startswith(f"{country.lower()}-") else _slug(f"{country} {rest}")
+        country, _, rest = text.lower().partition("/")
+        return _slug(rest) if rest == country or rest.startswith(f"{country}-") else _slug(f"{country} {rest}")
     if provider == "fluidstack":
         words = text.split("_")
         return _slug(" ".join([_COUNTRIES[words[-1]], *words[:-1]]))
     if provider == "paperspace":
         return {"East Coast (NY2)": "us-ny2"}.get(text, _slug(text))
-    return _slug(text) if text else "anywhere"
+    return _slug(text)
 
 
 def _slug(text: str) -> str:

@@ -1,0 +1,121 @@
+import pytest
+
+from remuda.catalog.fit import explain, first_failing, match_offers, near_miss
+from remuda.catalog.needs import parse_accelerator
+from remuda.catalog.query import Constraint
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import NetworkNeed, Resources, SpotPolicy
+from remuda.domain.units import HourlyRate
+
+
+def offer(**changes: object) -> Offer:
+    plain: dict[str, object] = {
+        "provider": "aws",
+        "region": "us-east-1",
+        "instance_type": "p4d.24xlarge",
+        "accelerator": "A100",
+        "accelerator_count": 8,
+        "accelerator_memory_mib": 40 * 1024,
+        "vcpus": 96,
+        "memory_mib": 1152 * 1024,
+        "rate": HourlyRate(21_957_640),
+    }
+    return Offer(**{**plain, **changes})  # type: ignore[arg-type] # keyword values of a test
+
+
+EIGHT = parse_accelerator("A100:8")
+
+
+@pytest.mark.parametrize(
+    ("need", "failed"),
+    [
+        (Resources(), None),
+        (Resources(accelerators=EIGHT), None),
+        (Resources(spot=SpotPolicy.ONLY, accelerators=parse_accelerator("H100:1")), Constraint.PURCHASE),
+        (Resources(accelerators=parse_accelerator("H100:8")), Constraint.ACCELERATOR),
+        (Resources(accelerators=parse_accelerator("H100:8|A100:4")), Constraint.COUNT),
+        (Resources(accelerators=parse_accelerator("A100:80GB:8|A100:4")), Constraint.ACCELERATOR_MEMORY),
+        (Resources(accelerators=EIGHT, instance="p4de.24xlarge", cpus_min=500), Constraint.INSTANCE),
+        (Resources(instance="P4D.24XLARGE"), None),
+        (Resources(cpus_max=64), Constraint.CPUS),
+        (Resources(memory_min_mib=2_000_000), Constraint.MEMORY),
+        (Resources(disk_gib=100_000), None),
+        (Resources(network=NetworkNeed(min_mbps=1)), Constraint.NETWORK),
+        (Resources(providers=("gcp",), regions=("eu",)), Constraint.PROVIDER),
+        (Resources(regions=("eu",), max_rate=HourlyRate(1)), Constraint.REGION),
+        (Resources(max_rate=HourlyRate(21_957_639)), Constraint.PRICE),
+        (Resources(max_rate=HourlyRate(21_957_640)), None),
+    ],
+)
+def test_the_first_constraint_that_fails_is_named(need: Resources, failed: Constraint | None) -> None:
+    assert first_failing(offer(), need) is failed
+
+
+def test_a_fact_that_is_not_stated_meets_no_need_for_it() -> None:
+    unknown = offer(vcpus=0, memory_mib=0)
+    assert first_failing(unknown, Resources(cpus_min=1)) is Constraint.CPUS
+    assert first_failing(unknown, Resources(memory_min_mib=1)) is Constraint.MEMORY
+    assert explain(unknown, Resources(memory_min_mib=1024), Constraint.MEMORY).startswith("does not state its memory")
+    assert first_failing(offer(disk_gib=100), Resources(disk_gib=101)) is Constraint.DISK
+
+
+def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
+    wish = Resources(accelerators=parse_accelerator("A100:2"), cpus_max=8, memory_max_mib=1024)
+    assert first_failing(offer(), wish) is Constraint.COUNT
+    assert first_failing(offer(shared=True), wish) is None
+    assert first_failing(offer(shared=True), Resources(accelerators=parse_accelerator("A100:16"))) is Constraint.COUNT
+
+
+@pytest.mark.parametrize(
+    ("need", "missed", "text"),
+    [
+        (
+            Resources(max_rate=HourlyRate(15_000_000)),
+            Constraint.PRICE,
+            "costs $21.96/h, your limit is $15.00/h",
+        ),
+        (
+            Resources(accelerators=parse_accelerator("A100:16")),
+            Constraint.COUNT,
+            "has 8 A100 of 40 GiB, you asked for A100:16",
+        ),
+        (Resources(regions=("eu",)), Constraint.REGION, "is in us-east-1, you asked for eu"),
+        (
+            Resources(spot=SpotPolicy.ONLY),
+            Constraint.PURCHASE,
+            "is on-demand, you asked for spot (spot: only)",
+        ),
+        (Resources(cpus_min=100, cpus_max=200), Constraint.CPUS, "has 96 CPUs, you asked for 100 to 200"),
+        (
+            Resources(network=NetworkNeed(min_mbps=400_000)),
+            Constraint.NETWORK,
+            "does not state its network, you asked for at least 400 Gbit/s",
+        ),
+    ],
+)
+def test_a_near_miss_says_both_figures(need: Resources, missed: Constraint, text: str) -> None:
+    near = near_miss(offer(), need)
+    assert near is not None
+    assert near[0] is missed
+    assert explain(offer(), need, missed) == text
+
+
+def test_failing_two_things_is_no_near_miss_nor_is_another_type_or_a_machine_without_accelerators() -> None:
+    assert near_miss(offer(), Resources(regions=("eu",), max_rate=HourlyRate(1))) is None
+    assert near_miss(offer(), Resources(instance="p5.48xlarge")) is None
+    bare = offer(accelerator=None, accelerator_count=0)
+    assert near_miss(bare, Resources(accelerators=EIGHT)) is None
+    assert near_miss(offer(purchase=Purchase.RESERVED), Resources(spot=SpotPolicy.ONLY)) is None
+
+
+def test_matches_account_for_every_offer_once() -> None:
+    offers = [
+        offer(zone=f"use1-az{number}", rate=HourlyRate(rate), purchase=purchase)
+        for number, rate in enumerate((30_000_000, 10_000_000, 20_000_000))
+        for purchase in Purchase
+    ]
+    answer = match_offers(offers, Resources(accelerators=EIGHT, max_rate=HourlyRate(25_000_000)), limit=1)
+    assert [found.rate.micros_per_hour for found in answer.offers] == [10_000_000]
+    assert (answer.matched, answer.total) == (2, 9)
+    assert dict(answer.rejected) == {Constraint.PURCHASE: 6, Constraint.PRICE: 1}
+    assert [miss.constraint for miss in answer.misses] == [Constraint.PRICE, Constraint.PURCHASE]

@@ -1,0 +1,146 @@
+"""What the shipped catalog promises: enough rows, real names, a source and a date on each, no placeholder."""
+
+import re
+import sqlite3
+from datetime import date
+
+import pytest
+
+from remuda.catalog.accelerators import Kind, find_accelerator
+from remuda.catalog.regions import is_region, locate
+from remuda.catalog.retired import find_retired, successor
+from remuda.domain.offers import Offer, Purchase
+from remuda.store.snapshot import Snapshot
+from remuda.store.snapshot.choose import SHIPPED, check
+
+BIG = {"aws", "azure", "gcp"}
+
+
+@pytest.fixture(scope="module")
+def offers() -> list[Offer]:
+    with Snapshot.open(SHIPPED) as snapshot:
+        return list(snapshot.all_offers())
+
+
+def test_it_is_sound_and_small() -> None:
+    check(SHIPPED, SHIPPED)
+    assert SHIPPED.stat().st_size < 8_000_000
+
+
+def test_it_has_the_rows_promised_of_every_kind(offers: list[Offer]) -> None:
+    assert len(offers) >= 60_000
+    accelerated = [offer for offer in offers if offer.accelerator]
+    assert len(accelerated) >= 1_500
+    kinds = {known.accelerator.kind for offer in accelerated if (known := find_accelerator(offer.accelerator or ""))}
+    assert kinds == set(Kind)
+    assert {offer.purchase for offer in offers} >= {Purchase.ON_DEMAND, Purchase.SPOT}
+    assert any(offer.zone for offer in offers)
+    assert len({offer.key for offer in offers}) == len(offers)
+
+
+def test_every_row_can_be_asked_for_and_says_where_it_is_from(offers: list[Offer]) -> None:
+    for offer in offers:
+        assert offer.source
+        assert offer.as_of is not None
+        assert date(2024, 1, 1) < offer.as_of
+        assert offer.rate.micros_per_hour > 0
+        assert re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", offer.region.lower()), offer.key
+        assert " " not in offer.instance_type, offer.key
+        if offer.accelerator:
+            known = find_accelerator(offer.accelerator)
+            assert known is not None
+            assert known.accelerator.name == offer.accelerator
+            assert offer.accelerator_count >= 1
+            assert offer.accelerator_memory_mib in {memory.mib for memory in known.accelerator.memory}, offer.key
+        if offer.provider in BIG:
+            assert locate(offer.provider, offer.region)[1], offer.key
+
+
+def test_no_spot_price_is_a_placeholder_and_no_type_is_retired(offers: list[Offer]) -> None:
+    usual = {
+        (offer.provider, offer.region, offer.instance_type): offer.rate
+        for offer in offers
+        if offer.purchase is Purchase.ON_DEMAND
+    }
+    for offer in offers:
+        if offer.purchase is Purchase.SPOT:
+            on_demand = usual.get((offer.provider, offer.region, offer.instance_type))
+            assert on_demand is None or offer.rate < on_demand, offer.key
+        retired = find_retired(offer.instance_type)
+        assert retired is None or retired.provider != offer.provider, offer.key
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "vcpus", "gib", "accelerators"),
+    [
+        ("Standard_DS12_v2", 4, 28, None),
+        ("Standard_E16-4s_v5", 4, 128, None),
+        ("Standard_NC40ads_H100_v5", 40, 320, "1 H100-NVL"),
+        ("Standard_ND96isr_H200_v5", 96, 1850, "8 H200"),
+        ("n1-standard-4", 4, 15, None),
+        ("m2-megamem-416", 416, 5888, None),
+        ("g4-standard-48", 48, 180, "1 RTX-PRO-6000"),
+        ("p5.48xlarge", 192, 2048, "8 H100"),
+    ],
+)
+def test_machines_are_as_their_providers_document_them(
+    offers: list[Offer], instance_type: str, vcpus: float, gib: float, accelerators: str | None
+) -> None:
+    found = [offer for offer in offers if offer.instance_type == instance_type]
+    assert found
+    for offer in found:
+        assert (offer.vcpus, offer.memory_mib) == (vcpus, gib * 1024)
+        has = f"{offer.accelerator_count} {offer.accelerator}" if offer.accelerator else None
+        assert has == accelerators
+
+
+def test_egress_is_known_by_region_or_provider() -> None:
+    with Snapshot.open(SHIPPED) as snapshot:
+        egress = snapshot.egress()
+    assert egress["aws/us-east-1"].micros == 90_000
+    assert egress["gcp"].micros == 120_000
+    assert "runpod" not in egress, "a placeholder of 0 is no fact"
+
+
+@pytest.mark.parametrize(
+    ("wish", "provider", "region", "zone", "is_meant"),
+    [
+        ("eu", "aws", "eu-west-2", None, True),
+        ("Europe", "azure", "uksouth", None, True),
+        ("uk", "azure", "uksouth", None, True),
+        ("de", "azure", "germanywestcentral", None, True),
+        ("us", "vast", "us-texas", None, True),
+        ("eu", "shadeform", "helsinki-finland-4", None, True),
+        ("asia", "gcp", "asia-northeast1", None, True),
+        ("asia", "gcp", "australia-southeast1", None, False),
+        ("US-EAST-1", "aws", "us-east-1", "use1-az4", True),
+        ("use1-az4", "aws", "us-east-1", "use1-az4", True),
+        ("us-east", "aws", "us-east-1", None, False),
+        ("fr", "nebius", "eu-west1", None, True),
+        ("eu", "hyperbolic", "default", None, False),
+    ],
+)
+def test_regions_are_found_by_name_country_and_area(
+    wish: str, provider: str, region: str, zone: str | None, is_meant: bool
+) -> None:
+    assert is_region(wish, provider, region, zone) is is_meant
+
+
+def test_a_retired_type_names_a_successor_that_is_sold(offers: list[Offer]) -> None:
+    assert successor("STANDARD_NC6S_V3") == "Standard_NC24ads_A100_v4"
+    assert successor("p5.48xlarge") is None
+    sold = {offer.instance_type for offer in offers}
+    for name in ("p2.xlarge", "p2.16xlarge", "Standard_NC24r", "Standard_ND40rs_v2", "Standard_NV48s_v3"):
+        assert successor(name) in sold
+
+
+def test_counts_kept_beside_the_rows_are_right() -> None:
+    connection = sqlite3.connect(f"file:{SHIPPED}?mode=ro", uri=True)
+    counted = dict(connection.execute("SELECT shape, COUNT(*) FROM offer GROUP BY shape").fetchall())
+    kept = dict(connection.execute("SELECT id, on_demand + reserved + spot FROM shape").fetchall())
+    placed = dict(connection.execute("SELECT place, COUNT(*) FROM offer GROUP BY place").fetchall())
+    spot = connection.execute("SELECT (SELECT SUM(spot) FROM shape), COUNT(*) FROM offer WHERE purchase = 2").fetchone()
+    assert counted == kept
+    assert placed == dict(connection.execute("SELECT id, rows FROM place").fetchall())
+    assert spot[0] == spot[1]
+    connection.close()
