@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.system.server_home import home_at, kill_server, wait_until
 
 from remuda.client import ApiError, Client, connect
 from remuda.client.embedded import ensure_server, stop_server
 from remuda.client.state import server_holds_lock
-from tests.system.server_home import home_at, kill_server, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -155,14 +155,10 @@ def _fill_and_free(disk: Path) -> None:
         before = client.submit("{name: before, run: 'true'}")
         assert run_to_end(client, before.name) == "done"
         wait_until(lambda: not client.nodes())
-        with open(stuffing, "wb") as file, pytest.raises(OSError):
-            while True:
-                file.write(b"x" * 65536)
-                file.flush()
+        with pytest.raises(OSError, match="No space left"):
+            _stuff(stuffing)
         with pytest.raises(ApiError) as caught:
-            for number in range(2000):  # what the database file has room for is taken first
-                client.submit(f"{{name: full-{number}, run: 'true', tags: {{x: {'y' * 60}}}, "
-                              "schedule: {at: 2199-01-01T00:00:00Z}}")
+            _submit_until_full(client)
         assert (caught.value.status, caught.value.code) == (507, "disk-full")
         assert client.job("default", "before").phase == "done"
         stuffing.unlink()
@@ -174,6 +170,20 @@ def _fill_and_free(disk: Path) -> None:
     ensure_server()
     with connect() as client:
         assert client.job("default", "after").phase == "done"
+
+
+def _stuff(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 65536)
+
+
+def _submit_until_full(client: Client) -> None:
+    """What the database file has room for is taken first."""
+    for number in range(2000):
+        client.submit(
+            f"{{name: full-{number}, run: 'true', tags: {{x: {'y' * 60}}}, schedule: {{at: 2199-01-01T00:00:00Z}}}}"
+        )
 
 
 def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:

@@ -259,3 +259,33 @@ def test_server_json_is_readable_by_older_and_newer_programs(home: Path) -> None
     facts = json.loads((home / "server.json").read_text())
     (home / "server.json").write_text(json.dumps({**facts, "from_the_future": 1}))
     assert isinstance(read_server(str(home)), ServerFile)
+
+
+def test_slow_clients_are_in_nobodys_way(home: Path) -> None:
+    server = ensure_server()
+    slow = []
+    try:
+        for part in (b"GET /v1/heal", b"POST /v1/gc HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n", b"") * 20:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.connect(server.address.removeprefix("unix:"))
+            connection.sendall(part)
+            slow.append(connection)
+        assert pid_of(home) == server.pid
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_a_job_lives_on_while_its_server_is_replaced(home: Path) -> None:
+    with connect() as client:
+        first = client.server().pid
+        client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
+        wait_until(lambda: client.job("default", "on").phase == "running")
+    change(home, version="0.0.1")
+    with connect() as client:
+        assert client.server().pid != first
+        (home / "go").touch()
+        for _ in client.follow("default", "on"):
+            pass
+        job = client.job("default", "on")
+        assert (job.phase, job.attempt) == ("done", 1)

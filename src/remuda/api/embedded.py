@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return word.fail(error.code, error.message, error.hint)
     _start_log(configured)
     again = _serve(home, configured, word)
-    if again:  # a job came while it was stopping for want of any
+    if again:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "remuda.api.embedded"])
     return 0 if word.said_ready else 1
 
@@ -96,9 +96,10 @@ class _Server:
         self._word = word
         self._stopping = asyncio.Event()
         self._for_idleness = False
+        self._broken = False
 
     async def run(self) -> bool:
-        """Serve until stopped; True when it stopped for want of work that came after all."""
+        """Serve until stopped; True when it should start anew at once."""
         from remuda.api.opening import open_house
 
         loop = asyncio.get_running_loop()
@@ -109,7 +110,8 @@ class _Server:
         try:
             async with open_house(self._home, self._settings, address, self._stopping.set) as house:
                 await self._serve(house, listener, address)
-                again = self._for_idleness and bool(await house.store.unfinished())
+                # A job may have come while it was stopping for want of any.
+                again = self._broken or (self._for_idleness and bool(await house.store.unfinished()))
         finally:
             listener.close()
             self._home.forget()
@@ -157,13 +159,18 @@ class _Server:
         gc.enable()
 
     async def _do_chores(self, house: "House", gate: "Gate") -> None:
-        """Stop when idle; keep the log short."""
+        """Stop when idle, start anew when control is gone, keep the log short."""
         idle_stop_s = self._settings.whole("server.idle_stop_s")
         log_file = LogFile(self._home.file("server.log"), self._settings.whole("server.log_mib") * _MIB)
         while True:
             await asyncio.sleep(min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S)
             if log_file.rotate():
                 _log.info("a new log file was begun")
+            if not house.plant.running:
+                _log.error("control broke down; the server starts anew")
+                self._broken = True
+                self._stopping.set()
+                return
             if idle_stop_s and gate.idle_s > idle_stop_s and not await house.store.unfinished():
                 _log.info("stopping: nothing to do", extra={"idle_s": round(gate.idle_s)})
                 self._for_idleness = True
