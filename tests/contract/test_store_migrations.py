@@ -48,8 +48,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @contextmanager
 def connected(url: str) -> Iterator[sa.Connection]:
-    engine = make_driver(url, journal="wal").engine
-    with closing(engine.connect()) as connection:
+    with closing(migrate.make_engine(make_driver(url, journal="wal")).connect()) as connection:
         yield connection
 
 

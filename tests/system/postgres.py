@@ -24,6 +24,7 @@ _OPTIONS = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
+    "deadlock_timeout": "50ms",
     "max_connections": "200",
     "shared_buffers": "32MB",
     "log_min_messages": "fatal",

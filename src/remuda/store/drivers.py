@@ -3,13 +3,11 @@
 import errno
 import os
 import re
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from sqlite3 import Error as SqliteError
 from typing import Any, Protocol
-
-import sqlalchemy as sa
 
 from remuda.store.base import Full, Mismatch, NotFound, Stale, StoreError, Unusable
 
@@ -31,7 +29,7 @@ class Cursor(Protocol):
 class Driver:
     """One database. Statements are written with `?` and run on the driver's own connection, in its autocommit mode."""
 
-    engine: sa.Engine
+    url: str  # postgresql://…; sqlite:///path
     path: Path | None  # of the SQLite file
     journal: str = "wal"
 
@@ -39,42 +37,46 @@ class Driver:
     def is_sqlite(self) -> bool:
         return self.path is not None
 
+    @property
+    def shown(self) -> str:
+        """The database as people may see it: without a password."""
+        return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
+
     def connect(self, *, readonly: bool = False) -> "Session":
         """A connection of its own for the calling thread. Raises the driver's errors."""
         return Session(self, readonly=readonly)
 
-    def connect_raw(self, *, readonly: bool) -> tuple[sa.PoolProxiedConnection, Any]:
-        """SQLAlchemy's hold on a new connection, and the driver's connection itself."""
-        try:
-            pooled = self.engine.raw_connection()
-        except sa.exc.DBAPIError as error:
-            raise error.orig or error from None
-        raw: Any = pooled.driver_connection
-        if self.is_sqlite:
-            raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
-            raw.execute("PRAGMA foreign_keys=ON")
-            # With a rollback journal a crash of the system could tear the file at NORMAL; with WAL it cannot.
-            raw.execute(f"PRAGMA synchronous={'NORMAL' if self.journal == 'wal' else 'FULL'}")
-            if readonly:
-                raw.execute("PRAGMA query_only=ON")
-        return pooled, raw
+    def connect_raw(self, *, readonly: bool) -> Any:
+        """The connection of sqlite3 or psycopg, in autocommit mode."""
+        if not self.is_sqlite:
+            import psycopg
+
+            return psycopg.connect(self.url, autocommit=True)
+        raw = sqlite3.connect(str(self.path), isolation_level=None)
+        raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
+        raw.execute("PRAGMA foreign_keys=ON")
+        # With a rollback journal a crash of the system could tear the file at NORMAL; with WAL it cannot.
+        raw.execute(f"PRAGMA synchronous={'NORMAL' if self.journal == 'wal' else 'FULL'}")
+        if readonly:
+            raw.execute("PRAGMA query_only=ON")
+        return raw
 
 
 class Session:
-    """One thread's connection, outside of SQLAlchemy's execution layer: half the CPU time of a statement."""
+    """One thread's connection. What both drivers share is `execute`, its cursor, and nothing else."""
 
-    __slots__ = ("_pooled", "_raw", "_readonly", "_texts", "driver")
+    __slots__ = ("_raw", "_readonly", "_texts", "driver")
 
     def __init__(self, driver: Driver, *, readonly: bool) -> None:
         self._readonly = readonly
         self._texts: dict[str, str] = {}
-        self._pooled, self._raw = driver.connect_raw(readonly=readonly)
+        self._raw = driver.connect_raw(readonly=readonly)
         self.driver = driver
 
     def reopen(self) -> "Session":
         """Connect again after the database went away."""
-        self._pooled.invalidate()
-        self._pooled, self._raw = self.driver.connect_raw(readonly=self._readonly)
+        self._raw.close()
+        self._raw = self.driver.connect_raw(readonly=self._readonly)
         return self
 
     def run(self, sql: str, values: Sequence[object] = ()) -> Cursor:
@@ -106,29 +108,23 @@ class Session:
         return not self.driver.is_sqlite and bool(self._raw.closed)
 
     def close(self) -> None:
-        self._pooled.close()
+        self._raw.close()
 
 
 def make_driver(url: str, *, journal: str) -> Driver:
     """Raises Unusable where the URL, its driver or its folder is not there."""
-    try:
-        parsed = sa.make_url(url)
-        if parsed.get_backend_name() == "sqlite":
-            if not parsed.database or parsed.database == ":memory:":
-                raise Unusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
-            _create_file(Path(parsed.database))
-            path = Path(parsed.database)
-            if journal == "auto":
-                journal = choose_journal(path, _read_mounts())
-        else:
-            path = None
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        engine = sa.create_engine(parsed, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT")
-    except ModuleNotFoundError as error:
-        raise Unusable(f"PostgreSQL needs psycopg: pip install 'remuda[postgres]' ({error})") from error
-    except sa.exc.ArgumentError as error:
-        raise Unusable(f"cannot read the store's URL: {error}") from error
-    return Driver(engine=engine, path=path, journal=journal)
+    scheme, _, rest = url.partition("://")
+    if scheme != "sqlite":
+        try:
+            import psycopg  # noqa: F401  say at once that it is missing
+        except ModuleNotFoundError as error:
+            raise Unusable(f"PostgreSQL needs psycopg: pip install 'remuda[postgres]' ({error})") from error
+        return Driver(url=f"postgresql://{rest}", path=None)
+    if not rest.startswith("/") or rest in ("/", "/:memory:"):
+        raise Unusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
+    path = Path(rest[1:])
+    _create_file(path)
+    return Driver(url=url, path=path, journal=choose_journal(path, _read_mounts()) if journal == "auto" else journal)
 
 
 def choose_journal(path: Path, mounts: str) -> str:
@@ -165,7 +161,7 @@ def translate(error: Exception, driver: Driver) -> Exception:
     """What a driver's error means to the caller of a store; other errors are returned as they are."""
     if isinstance(error, StoreError):
         return error
-    if isinstance(error, SqliteError):
+    if isinstance(error, sqlite3.Error):
         return _translate_sqlite(error, driver)
     if type(error).__module__.startswith("psycopg"):
         return _translate_postgres(error, driver)
@@ -174,9 +170,9 @@ def translate(error: Exception, driver: Driver) -> Exception:
     return error
 
 
-def _translate_sqlite(error: SqliteError, driver: Driver) -> Exception:
+def _translate_sqlite(error: sqlite3.Error, driver: Driver) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) or 0
-    where = str(driver.path)
+    where = driver.shown
     match code & 0xFF:  # the primary result code, https://sqlite.org/rescode.html
         case 13:
             return Full(f"no room to write {where}; nothing was written: free some disk space")
@@ -198,7 +194,7 @@ def _translate_sqlite(error: SqliteError, driver: Driver) -> Exception:
 
 def _translate_postgres(error: Exception, driver: Driver) -> Exception:
     state = getattr(error, "sqlstate", None) or ""
-    where = driver.engine.url.render_as_string(hide_password=True)
+    where = driver.shown
     match state:  # https://www.postgresql.org/docs/current/errcodes-appendix.html
         case "53100":
             return Full(f"the database {where} has no disk space left; nothing was written")

@@ -1,19 +1,22 @@
 """Brings a database to the schema of this program, once, whoever opens it first; called by `SqlStore.open`.
 
-A database at HEAD costs one SELECT. Alembic is imported only where there is something to migrate.
+A database at HEAD costs one SELECT. SQLAlchemy is imported only to create the schema or to migrate, Alembic only to
+migrate.
 """
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING
 
 from remuda.store.base import Unusable
-from remuda.store.drivers import Driver
+from remuda.store.drivers import Driver, Row, Session
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
 
 REVISIONS = ("0001", "0002")  # files of migrations/versions; a test compares them
 HEAD = REVISIONS[-1]
@@ -28,13 +31,49 @@ def prepare(driver: Driver, make_id: Callable[[], str]) -> Driver:
 
     Raises Unusable, Full and the driver's own errors.
     """
+    with closing(driver.connect()) as session:
+        if driver.is_sqlite:
+            session.run(f"PRAGMA busy_timeout={_WAIT_MS}")
+            driver = replace(driver, journal=_set_journal(session, driver.journal))
+        if _revision(lambda sql: session.run(sql).fetchall(), driver) == HEAD:
+            return driver
+    _migrate(driver, make_id)
+    return driver
+
+
+def make_engine(driver: Driver) -> "Engine":
+    """SQLAlchemy on this database. Transactions are begun and ended by statements, as everywhere in this room."""
+    import sqlalchemy as sa
+
+    url = sa.make_url(driver.url)
+    if not driver.is_sqlite:
+        url = url.set(drivername="postgresql+psycopg")
+    return sa.create_engine(url, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT")
+
+
+def _set_journal(session: Session, journal: str) -> str:
+    """Set the journal and return the one in force: where a WAL cannot be had, SQLite keeps its rollback journal."""
+    for attempt in range(1, _JOURNAL_TRIES + 1):
+        try:
+            row = session.run(f"PRAGMA journal_mode={journal}").fetchone()
+        except sqlite3.OperationalError as error:
+            # This PRAGMA does not wait for another process's lock, BEGIN does.
+            if attempt == _JOURNAL_TRIES or error.sqlite_errorcode & 0xFF not in (5, 6):
+                raise
+            session.begin()
+            session.rollback()
+            continue
+        return "wal" if row is not None and row[0] == "wal" else "delete"
+    raise AssertionError("unreachable")
+
+
+def _migrate(driver: Driver, make_id: Callable[[], str]) -> None:
+    from sqlalchemy.exc import DBAPIError
+
     try:
-        with closing(driver.engine.connect()) as connection:
+        with closing(make_engine(driver).connect()) as connection:
             if driver.is_sqlite:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout={_WAIT_MS}")
-                driver = replace(driver, journal=_set_journal(connection, driver.journal))
-            if _revision(connection, driver) == HEAD:
-                return driver
             connection.exec_driver_sql("BEGIN IMMEDIATE" if driver.is_sqlite else "BEGIN")
             try:
                 _bring_to_head(connection, driver, make_id)
@@ -42,32 +81,15 @@ def prepare(driver: Driver, make_id: Callable[[], str]) -> Driver:
             except BaseException:
                 connection.exec_driver_sql("ROLLBACK")
                 raise
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         raise (error.orig or error) from None
-    return driver
 
 
-def _set_journal(connection: sa.Connection, journal: str) -> str:
-    """Set the journal and return the one in force: where a WAL cannot be had, SQLite keeps its rollback journal."""
-    for attempt in range(1, _JOURNAL_TRIES + 1):
-        try:
-            row = connection.exec_driver_sql(f"PRAGMA journal_mode={journal}").fetchone()
-        except sa.exc.OperationalError as error:
-            # This PRAGMA does not wait for another process's lock, BEGIN does.
-            if attempt == _JOURNAL_TRIES or getattr(error.orig, "sqlite_errorcode", 0) & 0xFF not in (5, 6):
-                raise
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-            connection.exec_driver_sql("ROLLBACK")
-            continue
-        return "wal" if row is not None and row[0] == "wal" else "delete"
-    raise AssertionError("unreachable")
-
-
-def _bring_to_head(connection: sa.Connection, driver: Driver, make_id: Callable[[], str]) -> None:
+def _bring_to_head(connection: "Connection", driver: Driver, make_id: Callable[[], str]) -> None:
     """In a transaction that no other process shares; both databases undo DDL with their transaction."""
     if not driver.is_sqlite:
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
-    revision = _revision(connection, driver)
+    revision = _revision(lambda sql: [tuple(row) for row in connection.exec_driver_sql(sql)], driver)
     if revision == HEAD:
         return  # another process was faster
     if revision is None:
@@ -84,26 +106,27 @@ def _bring_to_head(connection: sa.Connection, driver: Driver, make_id: Callable[
     upgrade(connection)
 
 
-def _revision(connection: sa.Connection, driver: Driver) -> str | None:
+def _revision(rows: Callable[[str], Sequence[Row]], driver: Driver) -> str | None:
     """The database's revision, None where it is empty. Raises Unusable where it is another program's."""
     tables = {
-        str(row[0])
-        for row in connection.exec_driver_sql(
+        row[0]
+        for row in rows(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
             if driver.is_sqlite
             else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
         )
     }
     if VERSION_TABLE in tables:
-        row = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
-        return str(row[0]) if row else None
+        return str(rows(f"SELECT version_num FROM {VERSION_TABLE}")[0][0])
     if tables:
         found = ", ".join(sorted(tables)[:3])
         raise Unusable(f"the database holds tables of another program ({found}); give Remuda an empty database")
     return None
 
 
-def _create(connection: sa.Connection, make_id: Callable[[], str]) -> None:
+def _create(connection: "Connection", make_id: Callable[[], str]) -> None:
+    from sqlalchemy import text
+
     from remuda.store.schema import make_metadata
 
     make_metadata(connection.dialect.name).create_all(connection, checkfirst=False)
@@ -112,10 +135,10 @@ def _create(connection: sa.Connection, make_id: Callable[[], str]) -> None:
         f" CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))"
     )
     connection.exec_driver_sql(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES ('{HEAD}')")
-    connection.execute(sa.text("INSERT INTO meta (key, value) VALUES ('installation', :id)"), {"id": make_id()})
+    connection.execute(text("INSERT INTO meta (key, value) VALUES ('installation', :id)"), {"id": make_id()})
 
 
-def upgrade(connection: sa.Connection, target: str = HEAD) -> None:
+def upgrade(connection: "Connection", target: str = HEAD) -> None:
     """Run the migrations up to `target` in the connection's open transaction."""
     from alembic.config import Config
     from alembic.runtime.environment import EnvironmentContext

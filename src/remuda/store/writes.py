@@ -83,7 +83,10 @@ def write_changes(session: Session, changes: Changes, documents: Documents) -> S
     """All of `changes`, in the open transaction. Raises Stale, Conflict, Held, NotFound, Mismatch."""
     for gang in changes.release:
         session.run("DELETE FROM holds WHERE gang = ?", (gang,))
-    written = [_write_job(session, job, documents) for job in changes.jobs]
+    jobs = changes.jobs
+    if not session.driver.is_sqlite:
+        jobs = sorted(jobs, key=lambda job: job.id)  # one order of locks for all writers
+    written = [_write_job(session, job, documents) for job in jobs]
     for attempt in changes.attempts:
         _write_attempt(session, storable_attempt(attempt), attempt.version)
     for node in changes.nodes:
