@@ -34,7 +34,7 @@ from remuda.store.base import Changes, Secret, Unusable
 from remuda.store.documents import encode
 from remuda.store.drivers import make_driver
 from remuda.store.rows import job_values
-from remuda.store.schema import make_metadata
+from remuda.store.schema import make_ddl, make_metadata
 from remuda.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
@@ -120,20 +120,31 @@ def test_the_known_revisions_are_the_files() -> None:
     assert script.get_heads() == [migrate.HEAD]
 
 
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+def test_the_shipped_schema_is_new(dialect: str) -> None:
+    """When this fails: python -m remuda.store.schema"""
+    assert (Path(migrate.__file__).with_name("migrations") / f"head.{dialect}.sql").read_text() == make_ddl(dialect)
+
+
 @pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
 def test_migrations_make_the_schema(kind: str, tmp_path: Path) -> None:
     shapes = []
-    for name in ("migrated", "created"):
+    for name in ("migrated", "metadata", "shipped"):
         (tmp_path / name).mkdir()
         with connected(store_url(kind, tmp_path / name)) as connection:
             connection.exec_driver_sql("BEGIN")
-            if name == "migrated":
-                migrate.upgrade(connection)
-            else:
-                make_metadata(connection.dialect.name).create_all(connection, checkfirst=False)
+            match name:
+                case "migrated":
+                    migrate.upgrade(connection)
+                case "metadata":
+                    make_metadata(connection.dialect.name).create_all(connection, checkfirst=False)
+                case "shipped":
+                    text = Path(migrate.__file__).with_name("migrations") / f"head.{connection.dialect.name}.sql"
+                    for statement in filter(str.strip, text.read_text().split(";\n")):
+                        connection.exec_driver_sql(statement)
             connection.exec_driver_sql("COMMIT")
             shapes.append(shape(connection))
-    assert shapes[0] == shapes[1]
+    assert shapes[0] == shapes[1] == shapes[2]
     assert shapes[0].keys() >= {"jobs", "documents", "holds"}
 
 

@@ -1,7 +1,7 @@
 """What only a server can do: go away, come back, sort by its own rules, and serve several of us at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from tests.contract.store_suite import make_event, make_host, store_url, submit
 
 from remuda.store.base import Changes, Full, Mismatch, NotFound, Stale, Unusable
-from remuda.store.drivers import make_driver, translate
+from remuda.store.drivers import Session, make_driver, translate
 from remuda.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +64,7 @@ async def test_ids_are_sorted_by_byte(store: SqlStore) -> None:
     assert [job.id for job in (await store.list_jobs(None)).jobs] == sorted(("a-1", "B-1", "a_1", "Ab", "aa"))[::-1]
 
 
-async def test_writers_that_lock_each_other_out_both_succeed(store: SqlStore) -> None:
+async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: SqlStore) -> None:
     first, second = await submit(store, "j1"), await submit(store, "j2")
     for version in range(1, 20):
         jobs = [replace(first, version=version), replace(second, version=version)]
@@ -72,6 +72,26 @@ async def test_writers_that_lock_each_other_out_both_succeed(store: SqlStore) ->
             store.commit(Changes(jobs=jobs)), store.commit(Changes(jobs=jobs[::-1])), return_exceptions=True
         )
         assert sorted(type(result).__name__ for result in results) == ["NoneType", "Stale"]
+
+
+async def test_a_transaction_that_lost_a_deadlock_is_tried_again(store: SqlStore) -> None:
+    tries: list[Session] = []
+
+    def lose(times: int) -> Callable[[Session], str]:
+        def work(session: Session) -> str:
+            tries.append(session)
+            session.run("INSERT INTO meta (key, value) VALUES (?, 'x')", (f"tried-{times}",))
+            if len(tries) <= times:
+                raise psycopg.errors.DeadlockDetected("told")
+            return "done"
+
+        return work
+
+    assert await store._write(lose(2)) == "done"
+    assert len(tries) == 3
+    tries.clear()
+    with pytest.raises(Stale):
+        await store._write(lose(99))
 
 
 async def test_events_of_a_job_are_seen_in_their_order(store: SqlStore, url: str) -> None:

@@ -382,17 +382,14 @@ def test_opening_imports_little(path: Path) -> None:
     code = (
         "import asyncio, sys\n"
         "from remuda.store.open import open_store\n"
-        "assert 'sqlalchemy' not in sys.modules\n"
         f"store = open_store('sqlite:///{path}')\n"
         "async def main():\n    await store.open()\n    await store.list_jobs(None)\n    await store.close()\n"
         "asyncio.run(main())\n"
         "print(*sorted(sys.modules))"
     )
-    for needs_schema in (True, False):
+    for _ in ("fresh", "existing"):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-        modules = set(done.stdout.split())
-        assert not modules & {"sqlalchemy.orm", "alembic", "psycopg", "sqlalchemy.dialects.postgresql", "cryptography"}
-        assert ("sqlalchemy" in modules) == needs_schema
+        assert not set(done.stdout.split()) & {"sqlalchemy", "alembic", "psycopg", "cryptography"}
 
 
 async def test_nothing_of_a_closed_store_stays(path: Path) -> None:

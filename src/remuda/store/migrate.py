@@ -1,7 +1,7 @@
 """Brings a database to the schema of this program, once, whoever opens it first; called by `SqlStore.open`.
 
-A database at HEAD costs one SELECT. SQLAlchemy is imported only to create the schema or to migrate, Alembic only to
-migrate.
+A database at HEAD costs one SELECT, a fresh one the statements of `migrations/head.DIALECT.sql`. SQLAlchemy and
+Alembic are imported only where there is something to migrate.
 """
 
 import os
@@ -35,9 +35,19 @@ def prepare(driver: Driver, make_id: Callable[[], str]) -> Driver:
         if driver.is_sqlite:
             session.run(f"PRAGMA busy_timeout={_WAIT_MS}")
             driver = replace(driver, journal=_set_journal(session, driver.journal))
-        if _revision(lambda sql: session.run(sql).fetchall(), driver) == HEAD:
+        if _session_revision(session) == HEAD:
             return driver
-    _migrate(driver, make_id)
+        session.begin()
+        try:
+            _lock(session.run, driver)
+            revision = _session_revision(session)  # another process may have been faster
+            if revision is None:
+                _create(session, make_id)
+            session.commit()
+        finally:
+            session.rollback()
+    if revision not in (None, HEAD):
+        _migrate(driver)
     return driver
 
 
@@ -67,7 +77,23 @@ def _set_journal(session: Session, journal: str) -> str:
     raise AssertionError("unreachable")
 
 
-def _migrate(driver: Driver, make_id: Callable[[], str]) -> None:
+def _lock(run: Callable[[str], object], driver: Driver) -> None:
+    """Wait for another process that creates or migrates; SQLite has waited at BEGIN IMMEDIATE."""
+    if not driver.is_sqlite:
+        run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+
+
+def _create(session: Session, make_id: Callable[[], str]) -> None:
+    dialect = "sqlite" if session.driver.is_sqlite else "postgresql"
+    path = Path(__file__).with_name("migrations") / f"head.{dialect}.sql"
+    for statement in path.read_text().split(";\n"):
+        if statement.strip():
+            session.run(statement)
+    session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
+    session.run("INSERT INTO meta (key, value) VALUES ('installation', ?)", (make_id(),))
+
+
+def _migrate(driver: Driver) -> None:
     from sqlalchemy.exc import DBAPIError
 
     try:
@@ -76,7 +102,7 @@ def _migrate(driver: Driver, make_id: Callable[[], str]) -> None:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout={_WAIT_MS}")
             connection.exec_driver_sql("BEGIN IMMEDIATE" if driver.is_sqlite else "BEGIN")
             try:
-                _bring_to_head(connection, driver, make_id)
+                _bring_to_head(connection, driver)
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
                 connection.exec_driver_sql("ROLLBACK")
@@ -85,15 +111,11 @@ def _migrate(driver: Driver, make_id: Callable[[], str]) -> None:
         raise (error.orig or error) from None
 
 
-def _bring_to_head(connection: "Connection", driver: Driver, make_id: Callable[[], str]) -> None:
+def _bring_to_head(connection: "Connection", driver: Driver) -> None:
     """In a transaction that no other process shares; both databases undo DDL with their transaction."""
-    if not driver.is_sqlite:
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
+    _lock(connection.exec_driver_sql, driver)
     revision = _revision(lambda sql: [tuple(row) for row in connection.exec_driver_sql(sql)], driver)
     if revision == HEAD:
-        return  # another process was faster
-    if revision is None:
-        _create(connection, make_id)
         return
     if revision not in REVISIONS:
         raise Unusable(
@@ -104,6 +126,10 @@ def _bring_to_head(connection: "Connection", driver: Driver, make_id: Callable[[
     if (path := _backup_path(driver, revision)) is not None:
         _back_up(driver, path)
     upgrade(connection)
+
+
+def _session_revision(session: Session) -> str | None:
+    return _revision(lambda sql: session.run(sql).fetchall(), session.driver)
 
 
 def _revision(rows: Callable[[str], Sequence[Row]], driver: Driver) -> str | None:
@@ -122,20 +148,6 @@ def _revision(rows: Callable[[str], Sequence[Row]], driver: Driver) -> str | Non
         found = ", ".join(sorted(tables)[:3])
         raise Unusable(f"the database holds tables of another program ({found}); give Remuda an empty database")
     return None
-
-
-def _create(connection: "Connection", make_id: Callable[[], str]) -> None:
-    from sqlalchemy import text
-
-    from remuda.store.schema import make_metadata
-
-    make_metadata(connection.dialect.name).create_all(connection, checkfirst=False)
-    connection.exec_driver_sql(
-        f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL,"
-        f" CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))"
-    )
-    connection.exec_driver_sql(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES ('{HEAD}')")
-    connection.execute(text("INSERT INTO meta (key, value) VALUES ('installation', :id)"), {"id": make_id()})
 
 
 def upgrade(connection: "Connection", target: str = HEAD) -> None:

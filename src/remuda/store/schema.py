@@ -1,11 +1,16 @@
-"""The tables as they are at revision HEAD; imported only where a database is created or compared.
+"""The tables as they are at revision HEAD: the source of `migrations/head.DIALECT.sql`, which makes a fresh database.
 
+After a change here: add a migration, then run `python -m remuda.store.schema`, which writes these files again.
 Times are microseconds since 1970, money is micro-US-dollars, documents are JSON text. Every row has its project.
 """
 
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from remuda.store.migrate import VERSION_TABLE
 
 _tables = sa.MetaData()
 
@@ -188,3 +193,29 @@ def make_metadata(dialect: str) -> sa.MetaData:
 def _ordered(table: sa.Table, column: str) -> sa.ColumnElement[Any]:
     name, _, descending = column.partition(" ")
     return table.c[name].desc() if descending else table.c[name]
+
+
+def make_ddl(dialect: str) -> str:
+    """The statements that make a fresh database, the table of revisions included, each ended by a semicolon."""
+    spoken = sa.create_mock_engine(f"{dialect}+psycopg://" if dialect == "postgresql" else "sqlite://", print).dialect
+    revisions = sa.Table(
+        VERSION_TABLE,
+        sa.MetaData(),
+        sa.Column("version_num", sa.String(32), nullable=False),
+        sa.PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+    )
+    statements: list[sa.schema.ExecutableDDLElement] = [CreateTable(revisions)]
+    for table in make_metadata(dialect).sorted_tables:
+        statements.append(CreateTable(table))
+        statements += [CreateIndex(index) for index in sorted(table.indexes, key=lambda index: str(index.name))]
+    lines = (str(statement.compile(dialect=spoken)).strip().replace("\t", "    ") for statement in statements)
+    return "".join(f"{_trim(text)};\n" for text in lines)
+
+
+def _trim(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+
+if __name__ == "__main__":
+    for each in ("sqlite", "postgresql"):
+        Path(__file__).with_name("migrations").joinpath(f"head.{each}.sql").write_text(make_ddl(each))
