@@ -289,3 +289,51 @@ def test_a_job_lives_on_while_its_server_is_replaced(home: Path) -> None:
             pass
         job = client.job("default", "on")
         assert (job.phase, job.attempt) == ("done", 1)
+
+
+ANEW = """
+import asyncio, os, sys
+from remuda.api import embedded
+from remuda.control.plant import Plant
+from remuda.store.sql import SqlStore
+
+def execv(path, words):
+    print("anew:", *words[1:])
+    sys.exit(0)
+
+os.execv = execv
+{patch}
+embedded.main([])
+print("ended")
+"""
+
+
+def test_a_job_that_comes_while_it_stops_for_idleness_is_not_left_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "1")
+    patch = """
+real = SqlStore.unfinished
+async def unfinished(self):
+    return ["a job that just came"] if embedded.stopped else await real(self)
+SqlStore.unfinished = unfinished
+forget = embedded.Home.forget
+def forgotten(self):
+    embedded.stopped = True
+    forget(self)
+embedded.stopped = False
+embedded.Home.forget = forgotten
+"""
+    out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
+    assert out == "anew: -P -m remuda.api.embedded\n", err
+
+
+def test_a_server_without_control_starts_anew_and_says_why(home: Path) -> None:
+    patch = """
+async def broken(self):
+    raise RuntimeError("a bug in control")
+Plant._run = broken
+"""
+    out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
+    assert out == "anew: -P -m remuda.api.embedded\n", err
+    assert "a bug in control" in err

@@ -112,6 +112,11 @@ class _Server:
                 await self._serve(house, listener, address)
                 # A job may have come while it was stopping for want of any.
                 again = self._broken or (self._for_idleness and bool(await house.store.unfinished()))
+        except Exception as error:
+            if not self._broken:
+                raise
+            _log.error("why control broke down", exc_info=error)
+            again = True
         finally:
             listener.close()
             self._home.forget()
