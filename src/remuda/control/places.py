@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from remuda.control.attempts import Look, Seen
 from remuda.control.clock import Clock
-from remuda.domain.offers import Offer
-from remuda.domain.places import Host
 from remuda.domain.tasks import Task
 from remuda.planner.prospects import Market
 from remuda.providers.base import (

@@ -1,0 +1,230 @@
+"""The decisions about jobs: what each outcome leads to, how often it is tried again, and where its limits are."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remuda.control import jobs as j
+from remuda.control.jobs import JobView, decide_job
+from remuda.domain.jobs import JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Outcome
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Limits, Retry, Task
+from remuda.domain.units import HourlyRate, Money
+
+T0 = datetime(2030, 1, 1, tzinfo=UTC)
+OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
+HOUR = timedelta(hours=1)
+
+
+def view(
+    phase: JobPhase = JobPhase.RUNNING,
+    *,
+    attempt: AttemptPhase | None = AttemptPhase.RUNNING,
+    outcome: Outcome | None = None,
+    exit_code: int | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    retry: Retry = Retry(),  # noqa: B008 - frozen
+    spent: int = 0,
+    rate: int = 0,
+    ran: timedelta = timedelta(0),
+    shared: bool = False,
+    **changes: object,
+) -> JobView:
+    task = Task(name="n", run="x", limits=limits, retry=retry)
+    job = Job(id="j", project="p", name="n", task=task, phase=phase, submitted_at=T0, since=T0, attempt=1)
+    tried = attempt and Attempt(
+        id="j-1",
+        job_id="j",
+        project="p",
+        number=1,
+        gang="g",
+        offer=replace(OFFER, shared=shared),
+        nodes=1,
+        phase=attempt,
+        reason="because",
+        outcome=outcome,
+        exit_code=exit_code,
+        created_at=T0,
+        since=T0,
+    )
+    return JobView(
+        job=replace(job, **changes),  # type: ignore[arg-type]
+        attempt=tried or None,
+        spent=Money(spent),
+        rate=HourlyRate(rate),
+        ran=ran,
+    )
+
+
+def ended(outcome: Outcome, **more: object) -> JobView:
+    return view(attempt=AttemptPhase.ENDING, outcome=outcome, **more)  # type: ignore[arg-type]
+
+
+def turned(action: j.Action) -> tuple[JobPhase, int | None]:
+    assert isinstance(action, j.Turn)
+    return action.phase, action.exit_code
+
+
+def test_it_runs_when_its_attempt_does() -> None:
+    assert turned(decide_job(view(JobPhase.STARTING), T0)) == (JobPhase.RUNNING, None)
+    assert decide_job(view(), T0) == j.LookAgain()
+
+
+def test_it_is_done_before_its_nodes_are_gone() -> None:
+    assert turned(decide_job(ended(Outcome.SUCCEEDED), T0)) == (JobPhase.DONE, 0)
+    starting = view(JobPhase.STARTING, attempt=AttemptPhase.ENDED, outcome=Outcome.SUCCEEDED)
+    assert turned(decide_job(starting, T0)) == (JobPhase.DONE, 0)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.EXIT, Outcome.SETUP])
+def test_the_users_failure_is_not_tried_on_five_clouds(outcome: Outcome) -> None:
+    assert turned(decide_job(ended(outcome, exit_code=3), T0)) == (JobPhase.FAILED, 3)
+
+
+def test_chosen_exit_codes_are_tried_again_so_often() -> None:
+    retry = Retry(exit=2, exit_codes=(3,))
+    again = decide_job(ended(Outcome.EXIT, exit_code=3, retry=retry, retries={"exit": 1}), T0)
+    assert isinstance(again, j.Requeue)
+    assert turned(decide_job(ended(Outcome.EXIT, exit_code=3, retry=retry, retries={"exit": 2}), T0)) == (
+        JobPhase.FAILED,
+        3,
+    )
+    assert turned(decide_job(ended(Outcome.EXIT, exit_code=4, retry=retry), T0)) == (JobPhase.FAILED, 4)
+
+
+def test_a_preemption_is_tried_again_without_end_by_default() -> None:
+    often = ended(Outcome.PREEMPTED, retries={"preemption": 1000})
+    action = decide_job(often, T0)
+    assert isinstance(action, j.Requeue)
+    assert action.avoid == timedelta(0)
+    once = ended(Outcome.PREEMPTED, retry=Retry(preemption=0))
+    assert turned(decide_job(once, T0)) == (JobPhase.FAILED, None)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.NODE, Outcome.TIMEOUT, Outcome.STOPPED])
+def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: Outcome) -> None:
+    action = decide_job(ended(outcome, retries={"node": 2}), T0)
+    assert isinstance(action, j.Requeue)
+    assert action.avoid == 4 * j.FIRST_AVOID
+    assert turned(decide_job(ended(outcome, retries={"node": 3}), T0)) == (JobPhase.FAILED, None)
+
+
+def test_this_machine_is_not_avoided_for_a_lost_process() -> None:
+    action = decide_job(ended(Outcome.NODE, shared=True), T0)
+    assert isinstance(action, j.Requeue)
+    assert action.avoid == timedelta(0)
+
+
+def test_no_capacity_is_looked_for_elsewhere_at_once_and_here_later_and_later() -> None:
+    first = decide_job(ended(Outcome.CAPACITY), T0)
+    assert first == j.Requeue(kind="capacity", reason="because", avoid=j.FIRST_AVOID)
+    later = decide_job(ended(Outcome.CAPACITY, retries={"capacity": 50}), T0)
+    assert isinstance(later, j.Requeue)
+    assert later.avoid == j.LONGEST_AVOID
+
+
+def test_what_was_refused_waits_for_a_person() -> None:
+    action = decide_job(ended(Outcome.REFUSED), T0)
+    assert isinstance(action, j.Requeue)
+    assert action.avoid == j.REFUSED_AVOID
+
+
+def test_the_delay_doubles_up_to_an_hour() -> None:
+    retry = Retry(delay=timedelta(minutes=10))
+    delays = []
+    for used in (0, 1, 2, 3, 60):
+        action = decide_job(ended(Outcome.PREEMPTED, retry=retry, retries={"preemption": used}), T0)
+        assert isinstance(action, j.Requeue)
+        delays.append(action.delay // timedelta(minutes=1))
+    assert delays == [10, 20, 40, 60, 60]
+
+
+def test_a_stop_of_a_queued_job_is_immediate() -> None:
+    queued = view(JobPhase.QUEUED, attempt=None, stop_reason="enough", stop_outcome=Outcome.STOPPED)
+    assert turned(decide_job(queued, T0)) == (JobPhase.STOPPED, None)
+
+
+def test_a_stop_waits_for_the_attempt() -> None:
+    stopping = {"phase": JobPhase.STOPPING, "stop_reason": "enough", "stop_outcome": Outcome.STOPPED}
+    assert decide_job(view(**stopping), T0) == j.LookAgain()  # type: ignore[arg-type]
+    assert turned(decide_job(ended(Outcome.STOPPED, exit_code=143, **stopping), T0)) == (JobPhase.STOPPED, 143)
+    assert turned(decide_job(ended(Outcome.PREEMPTED, **stopping), T0)) == (JobPhase.STOPPED, None)
+    assert turned(decide_job(ended(Outcome.SUCCEEDED, **stopping), T0)) == (JobPhase.DONE, 0)
+    limit = {**stopping, "stop_outcome": Outcome.LIMIT}
+    assert turned(decide_job(ended(Outcome.LIMIT, **limit), T0)) == (JobPhase.FAILED, None)
+
+
+def test_the_deadline_is_the_earlier_of_two() -> None:
+    limits = Limits(deadline=T0 + 3 * HOUR, deadline_after=2 * HOUR)
+    assert decide_job(view(limits=limits), T0) == j.LookAgain(after=2 * HOUR)
+    assert isinstance(decide_job(view(limits=limits), T0 + 2 * HOUR), j.Limit)
+    assert isinstance(decide_job(view(JobPhase.QUEUED, attempt=None, limits=limits), T0 + 2 * HOUR), j.Limit)
+
+
+def test_the_duration_counts_all_attempts() -> None:
+    limits = Limits(duration=HOUR)
+    assert decide_job(view(limits=limits, ran=HOUR / 2), T0) == j.LookAgain(after=HOUR / 2)
+    assert isinstance(decide_job(view(limits=limits, ran=HOUR), T0), j.Limit)
+
+
+def test_the_budget_leaves_room_for_the_end() -> None:
+    limits = Limits(budget=Money(1_000_000))
+    action = decide_job(view(limits=limits, rate=3_600_000, spent=400_000), T0)
+    # 1,000 micro-dollars a second; the grace of 10 s and the margin of 5 s cost 15,000.
+    assert action == j.LookAgain(after=timedelta(seconds=585))
+    assert isinstance(decide_job(view(limits=limits, rate=3_600_000, spent=985_000), T0), j.Limit)
+
+
+def test_the_lower_of_budget_and_ceiling_counts() -> None:
+    capped = view(limits=Limits(budget=Money(100)), ceiling=Money(50), spent=50)
+    limit = decide_job(capped, T0)
+    assert isinstance(limit, j.Limit)
+    assert limit.budget
+
+
+def test_what_is_free_may_run_on_a_budget_of_nothing() -> None:
+    assert decide_job(view(limits=Limits(budget=Money(0))), T0) == j.LookAgain()
+    assert isinstance(decide_job(view(limits=Limits(budget=Money(0)), rate=1), T0), j.Limit)
+
+
+lengths = st.none() | st.integers(0, 10_000).map(lambda seconds: timedelta(seconds=seconds))
+views = st.builds(
+    view,
+    st.sampled_from(JobPhase),
+    attempt=st.none() | st.sampled_from(AttemptPhase),
+    outcome=st.none() | st.sampled_from(Outcome),
+    exit_code=st.none() | st.integers(0, 255),
+    limits=st.builds(
+        Limits, deadline_after=lengths, duration=lengths, budget=st.none() | st.integers(0, 10**9).map(Money)
+    ),
+    retry=st.builds(Retry, exit=st.none() | st.integers(0, 3), node=st.none() | st.integers(0, 3)),
+    spent=st.integers(0, 10**9),
+    rate=st.integers(0, 10**8),
+    ran=st.integers(0, 10_000).map(lambda seconds: timedelta(seconds=seconds)),
+    stop_reason=st.none() | st.just("x"),
+    stop_outcome=st.none() | st.sampled_from([Outcome.STOPPED, Outcome.LIMIT]),
+    retries=st.dictionaries(st.sampled_from(["exit", "node", "preemption", "capacity"]), st.integers(0, 100)),
+)
+
+
+@given(views, st.integers(0, 100_000).map(lambda seconds: T0 + timedelta(seconds=seconds)))
+def test_every_view_has_a_legal_answer(given_view: JobView, now: datetime) -> None:
+    phase = given_view.job.phase
+    action = decide_job(given_view, now)
+    match action:
+        case j.Turn():
+            assert action.phase in JOB_MOVES[phase]
+            assert action.reason
+        case j.Requeue():
+            assert JobPhase.QUEUED in JOB_MOVES[phase]
+            assert phase not in JOB_ENDS
+            assert action.reason
+        case j.Limit():
+            assert phase not in JOB_ENDS | {JobPhase.STOPPING}
+        case j.LookAgain():
+            assert action.after > timedelta(0)
+    if given_view.attempt is not None and given_view.attempt.phase is AttemptPhase.ENDED and phase not in JOB_ENDS:
+        assert phase is JobPhase.QUEUED or not isinstance(action, j.LookAgain), "nothing else will wake this job"
