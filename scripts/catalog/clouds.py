@@ -27,6 +27,7 @@ class Reader:
 
     folder: Path
     left_out: Counter[str] = field(default_factory=Counter)
+    aws_listed: set[str] = field(default_factory=set)
 
     def offers(self) -> Iterator[Offer]:
         """Every trusted row; where two tables have the same offer, the better source comes first."""
@@ -95,6 +96,8 @@ class Reader:
                 self.left_out["aws: spot price of an instance type that no table describes"] += 1
                 continue
             machine = replace(_small_machine(shape), region=row["region"])
+            if self._is_withdrawn(machine):
+                continue
             yield from self._sell(machine, row["on_demand_usd_hr"], "", row["source"], COLLECTED)
             zoned = replace(machine, zone=row["zone_id"])
             for offer in self._sell(zoned, row["on_demand_usd_hr"], row["spot_usd_hr"], row["source"], COLLECTED):
@@ -113,7 +116,7 @@ class Reader:
                 if row["provider"] == "azure"
                 else _small_machine(row)
             )
-            if machine is None:
+            if machine is None or self._is_withdrawn(machine):
                 continue
             # The region's spot price is the lowest of its zones, which are rows of their own where they are known.
             known_by_zone = row["provider"] == "aws" and (machine.type, machine.region) in zoned
@@ -123,6 +126,18 @@ class Reader:
                 spot = ""
             source, as_of = _source(row["source"])
             yield from self._sell(machine, row["on_demand_usd_hr"], spot, source, as_of)
+
+    def _is_withdrawn(self, machine: "Machine") -> bool:
+        """Whether AWS's own list of all types in us-east-1 no longer has what another table sells there."""
+        if (machine.provider, machine.region) != ("aws", "us-east-1"):
+            return False
+        if not self.aws_listed:
+            rows = self._rows("aws_vms.csv")
+            self.aws_listed.update(row["InstanceType"] for row in rows if row["Region"] == "us-east-1")
+        if machine.type in self.aws_listed:
+            return False
+        self.left_out["aws: in us-east-1, but no longer in its price list"] += 1
+        return True
 
     def _shadeform(self) -> Iterator[Offer]:
         source = "shadeform marketplace, by skypilot-org/skypilot-catalog history"

@@ -29,6 +29,11 @@ def successor(instance_type: str) -> str | None:
     return retired.successor if retired else None
 
 
+def list_retired() -> tuple[Retired, ...]:
+    """Every withdrawn type known."""
+    return tuple(_table().values())
+
+
 _NC_V1 = date(2023, 9, 6)
 _NC_V3 = date(2025, 9, 30)
 _NV_V3 = date(2026, 9, 30)
@@ -36,6 +41,21 @@ _ROWS: dict[tuple[str, date | None], tuple[str, ...]] = {
     ("aws", None): (
         "p2.xlarge g4dn.xlarge", "p2.8xlarge g5.48xlarge", "p2.16xlarge p4d.24xlarge",
         "g2.2xlarge g4dn.xlarge", "g2.8xlarge g4dn.12xlarge",
+    ),
+    ("aws", date(2025, 12, 20)): (
+        "f1.2xlarge f2.6xlarge", "f1.4xlarge f2.12xlarge", "f1.16xlarge f2.48xlarge",
+    ),
+    ("azure", None): (
+        "Standard_A8 Standard_E8s_v5", "Standard_A9 Standard_E16s_v5", "Standard_A10 Standard_E8s_v5",
+        "Standard_A11 Standard_E16s_v5", "Standard_H8 Standard_HB120-16rs_v3", "Standard_H16 Standard_HB120-16rs_v3",
+        "Standard_H16r Standard_HB120-16rs_v3", "Standard_H8m Standard_HB120-16rs_v3",
+        "Standard_H16m Standard_HB120-16rs_v3", "Standard_H16mr Standard_HB120-16rs_v3",
+        "Standard_HB60rs Standard_HB120rs_v3",
+    ),
+    ("azure", date(2024, 8, 31)): (
+        "Standard_A0 Standard_A1_v2", "Standard_A1 Standard_A1_v2", "Standard_A2 Standard_A2_v2",
+        "Standard_A3 Standard_A4_v2", "Standard_A4 Standard_A8_v2", "Standard_A5 Standard_A2m_v2",
+        "Standard_A6 Standard_A4m_v2", "Standard_A7 Standard_A8m_v2",
     ),
     ("azure", _NC_V1): (
         "Standard_NC6 Standard_NC4as_T4_v3", "Standard_NC12 Standard_NC8as_T4_v3",
@@ -63,7 +83,6 @@ _ROWS: dict[tuple[str, date | None], tuple[str, ...]] = {
         "Standard_NV8as_v4 Standard_NC4as_T4_v3", "Standard_NV16as_v4 Standard_NC8as_T4_v3",
         "Standard_NV32as_v4 Standard_NC16as_T4_v3",
     ),
-    ("gcp", None): ("tpu-v2-8 tpu-v5e", "tpu-v3-8 tpu-v5e"),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """`remuda catalog`: what the price catalog holds, how it is refreshed, and what changed between two of them."""
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -8,7 +9,7 @@ import click
 from remuda.cli.output import output_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from remuda.domain.offers import Offer
@@ -228,18 +229,12 @@ def _diff_out(changes: "list[Change]", limit: int, output: str, paths: "tuple[Pa
         click.echo(f"{len(shown)} of {len(rows):,} changes; --limit 0 lists all.", err=True)
 
 
-def _errors() -> "_Errors":
-    return _Errors()
+@contextmanager
+def _errors() -> "Iterator[None]":
+    """Turn a SnapshotError into the CLI's own."""
+    from remuda.store.snapshot.layout import SnapshotError
 
-
-class _Errors:
-    """Turns a SnapshotError into the CLI's own."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from remuda.store.snapshot.layout import SnapshotError
-
-        if isinstance(error, SnapshotError):
-            raise click.ClickException(str(error)) from error
+    try:
+        yield
+    except SnapshotError as error:
+        raise click.ClickException(str(error)) from error
