@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from remuda.catalog.fit import PURCHASES, explain
-from remuda.catalog.query import Constraint, Matches, NearMiss
+from remuda.catalog.query import Catalog, Constraint, Matches, NearMiss
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Resources
 from remuda.domain.units import HourlyRate, Money
@@ -234,5 +235,8 @@ class Snapshot:
             self._sources = {number: (name, date.fromisoformat(day)) for number, name, day in found}
         return self._sources
 
+
+if TYPE_CHECKING:
+    _: type[Catalog] = Snapshot  # keeps the promise of `catalog/query.py`
 
 __all__ = ["ProviderInfo", "Snapshot", "SnapshotError", "SnapshotInfo", "SourceInfo"]

@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import os
 import shutil
+import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def _new_file() -> Iterator[Path]:
             yield new
         finally:
             new.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         raise SnapshotError(f"the new catalog cannot be written to {folder}: {error}") from error
 
 
