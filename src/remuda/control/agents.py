@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from remuda.control.clock import Clock
+from remuda.control.jobs import MARGIN, cap_of
 from remuda.control.reports import apply_messages
 from remuda.control.work import make_assignment
 from remuda.domain.events import Event
@@ -19,6 +20,7 @@ from remuda.domain.messages import Ack, Assignment, Go, HostFacts, Message, NotY
 from remuda.store.base import Changes, NotFound, Stale, Store
 
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
+_LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
 _TRIES = 8  # of a write that meets a newer version
 _OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 
@@ -191,6 +193,23 @@ class AgentDesk:
         return Ack(seq=report.node.last_seq, lease=self._lease(job, attempt))
 
     def _lease(self, job: Job, attempt: Attempt) -> timedelta:
+        """The task's own length, or less where the budget ends before."""
+        now = self._clock.now()
+        until = self._affordable.get(attempt.id) or _paid_until(job, attempt)
         lease = job.task.limits.unattended
-        until = self._affordable.get(attempt.id)
-        return lease if until is None else max(timedelta(0), min(lease, until - self._clock.now()))
+        return lease if until is None else max(timedelta(0), min(lease, until - now))
+
+
+def first_lease(job: Job, attempt: Attempt) -> timedelta:
+    """The lease that a gang is launched with, before anybody has heard of it."""
+    until = _paid_until(job, attempt)
+    lease = job.task.limits.unattended
+    return lease if until is None else max(timedelta(0), min(lease, until - attempt.created_at))
+
+
+def _paid_until(job: Job, attempt: Attempt) -> datetime | None:
+    """Until when the whole budget would pay this attempt alone, while what it really spends is not known yet."""
+    cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
+    if cap is None or not rate:
+        return None
+    return attempt.created_at + timedelta(hours=min(_LONGEST_H, cap.micros / rate)) - job.task.grace - MARGIN

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from remuda.control import attempts as gangs
 from remuda.control import jobs
-from remuda.control.agents import AgentDesk
+from remuda.control.agents import AgentDesk, first_lease
 from remuda.control.attempts import AttemptView, Look, Seen, decide_attempt
 from remuda.control.clock import Clock
 from remuda.control.jobs import JobView, decide_job
@@ -28,6 +28,8 @@ from remuda.store.base import NotFound, Stale, Store
 QUEUE = "queue"  # the key of the queue's reconciler on the same worklist
 ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
 _FIRST_LOOK = timedelta(seconds=3)  # after an accepted launch; short work is over by then and needs none
+_LONGEST = timedelta(days=1)  # between two looks at a job that has a limit
+_LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
 _STEPS = 50  # of one pass; a pass that needs more goes on in the next
 _AT_ONCE = timedelta(0)
 
@@ -97,7 +99,7 @@ class JobReconciler:
             after = await self._step(scene)
             if after is not None:
                 await self._flush(scene)
-                return None if after == timedelta.max else after
+                return None if after == timedelta.max else min(after, _LONGEST)
         await self._flush(scene)
         return _AT_ONCE
 
@@ -159,7 +161,8 @@ class JobReconciler:
             return
         left = max(0, cap.micros - spent.micros)
         for attempt in scene.open:
-            self._out.agents.afford(attempt.id, now + timedelta(hours=left / rate.micros_per_hour))
+            paid = timedelta(hours=min(_LONGEST_H, left / rate.micros_per_hour))
+            self._out.agents.afford(attempt.id, now + paid - scene.job.task.grace - jobs.MARGIN)
 
     def _turn(self, scene: Scene, turn: jobs.Turn, now: datetime) -> None:
         scene.turn_job(turn.phase, turn.reason, now, turn.exit_code)
@@ -273,7 +276,7 @@ class JobReconciler:
             offer=attempt.offer,
             nodes=attempt.nodes,
             carrier=self._out.carrier(attempt.gang),
-            lease=job.task.limits.unattended,
+            lease=first_lease(job, attempt),
             holds=holds,
             labels={**job.task.tags, "project": job.project, "job": job.name},
             grace=job.task.grace,

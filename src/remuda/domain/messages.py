@@ -139,3 +139,6 @@ class AgentCalls(Protocol):
     async def messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours: ...
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
         """An order newer than `after`; None when `wait` has passed without one."""
+
+    async def lease(self, gang: str) -> timedelta:
+        """How long agents of this gang may work on from now without hearing from the control plane."""

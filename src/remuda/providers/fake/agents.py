@@ -261,10 +261,10 @@ class _Agent:
         """The first order for this rank."""
         name = self._gang.spec.name
         while True:
-            answer = await self._ask(lambda desk: _order(desk, name, self._rank))
-            self._renew(self._gang.spec.lease)
-            if isinstance(answer, Order):
-                return answer
+            order, lease = await self._ask(lambda desk: _order(desk, name, self._rank))
+            self._renew(lease)
+            if order is not None:
+                return order
 
     async def _ask(self, call: Call[T]) -> T:
         """The control plane's answer, however long it takes. Raises LeaseOver."""
@@ -282,11 +282,11 @@ class _Agent:
             await pause(min(_RETRY_S, left))
 
     def _renew(self, lease: timedelta) -> None:
-        self._lease_until = max(self._lease_until, self._now() + lease)
+        self._lease_until = self._now() + lease
 
 
-async def _order(desk: AgentCalls, gang: str, rank: int) -> Order | str:
-    return await desk.wait_order(gang, rank, 0, _LONG_POLL) or "none"
+async def _order(desk: AgentCalls, gang: str, rank: int) -> tuple[Order | None, timedelta]:
+    return await desk.wait_order(gang, rank, 0, _LONG_POLL), await desk.lease(gang)
 
 
 class _Play:

@@ -1,0 +1,273 @@
+"""Stories with a point: what a user sees when this or that happens, and the server's death at every single step."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.sim.story_checks import check_all, tell
+
+from remuda.domain.jobs import JobPhase, Outcome
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.places import Host
+from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Schedule, SpotPolicy, Task
+from remuda.domain.units import HourlyRate, Money
+from remuda.providers.fake.script import Fate, Removal, Reply, Script, Span
+from remuda.sim.stage import START, play
+from remuda.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
+
+CHEAP = Offer(
+    provider="fake", region="r", instance_type="cheap", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000),
+    minimum_charge=timedelta(seconds=60),
+)  # fmt: skip
+SPOT = replace(CHEAP, instance_type="spot", purchase=Purchase.SPOT, rate=HourlyRate(300_000))
+DEAR = replace(CHEAP, instance_type="dear", rate=HourlyRate(5_000_000))
+FREE = replace(CHEAP, region="here", instance_type="cpu", vcpus=2, memory_mib=4096, rate=HourlyRate(0), shared=True)
+HERE = Host(name="fake/here", cpus=2, memory_mib=4096)
+
+
+def task(run_s: float = 600, **changes: object) -> Task:
+    env = {"FAKE_RUN_S": str(run_s)}
+    env.update(changes.pop("env", {}))  # type: ignore[call-overload]
+    return replace(Task(name="digits", run="train", env=env), **changes)  # type: ignore[arg-type]
+
+
+def tell_story(*tasks: Task, offers: tuple[Offer, ...] = (CHEAP, DEAR), **more: object) -> Ending:
+    launches = more.pop("launches", ())
+    removals = more.pop("removals", ())
+    storms = more.pop("storms", ())
+    submissions = more.pop("submissions", tuple(Submission(task=item) for item in tasks))
+    script = Script(offers=offers, hosts=(HERE,), launches=launches, removals=removals, storms=storms)  # type: ignore[arg-type]
+    story = Story(submissions=submissions, script=script, **more)  # type: ignore[arg-type]
+    ending = play(story)
+    check_all(ending)
+    return ending
+
+
+def only(ending: Ending) -> Tale:
+    [tale] = ending.tales
+    return tale
+
+
+def outcomes(tale: Tale) -> list[Outcome | None]:
+    return [attempt.outcome for attempt in tale.attempts]
+
+
+def places(tale: Tale) -> list[str]:
+    return [attempt.offer.instance_type for attempt in tale.attempts]
+
+
+def test_a_job_is_done_the_moment_its_exit_is_reported() -> None:
+    tale = only(tell_story(task(), removals=(Removal(takes_s=300),)))
+    [attempt] = tale.attempts
+    assert tale.job.phase is JobPhase.DONE
+    assert tale.job.ended_at == attempt.finished_at == tale.nodes[0][0].exited_at
+    assert attempt.ended_at is not None
+    assert tale.job.ended_at is not None
+    assert attempt.ended_at - tale.job.ended_at >= timedelta(seconds=300)
+
+
+def test_no_capacity_is_found_at_the_next_best_place_at_once() -> None:
+    tale = only(tell_story(task(), launches=(Fate(reply=Reply.NO_CAPACITY),)))
+    assert outcomes(tale) == [Outcome.CAPACITY, Outcome.SUCCEEDED]
+    assert places(tale) == ["cheap", "dear"]
+    assert tale.attempts[1].created_at - tale.attempts[0].created_at < timedelta(seconds=2)
+
+
+def test_a_lost_reply_buys_nothing_twice() -> None:
+    ending = tell_story(task(), launches=(Fate(reply=Reply.LOST, hidden_s=60),))
+    assert outcomes(only(ending)) == [Outcome.SUCCEEDED]
+    assert len(ending.cloud.gang_list) == 1
+
+
+def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
+    spot = task(3000, resources=Resources(spot=SpotPolicy.ONLY), checkpoint=Checkpoint(path="c"))
+    ending = tell_story(spot, offers=(SPOT,), launches=(Fate(preempted_after_s=2000, notice_s=30),))
+    tale = only(ending)
+    assert outcomes(tale) == [Outcome.PREEMPTED, Outcome.SUCCEEDED]
+    first, second = ((until or START) - since for _, _, since, until in ending.cloud.storage.work)
+    assert timedelta(seconds=3000) <= first + second < timedelta(seconds=3030)
+    assert {"notice", "checkpoint"} <= {event.kind for event in tale.events}
+
+
+def test_a_preemption_without_notice_loses_only_what_came_after_the_checkpoint() -> None:
+    spot = task(3000, resources=Resources(spot=SpotPolicy.ONLY), checkpoint=Checkpoint(path="c"))
+    ending = tell_story(spot, offers=(SPOT,), launches=(Fate(preempted_after_s=2000),))
+    total = sum(((until or START) - since for _, _, since, until in ending.cloud.storage.work), timedelta(0))
+    assert outcomes(only(ending)) == [Outcome.PREEMPTED, Outcome.SUCCEEDED]
+    assert timedelta(seconds=3000) < total <= timedelta(seconds=3600)
+
+
+def test_a_fire_drill_is_a_preemption_that_the_same_place_may_follow() -> None:
+    drill = Intervention(wish=Wish.DRILL, job=0, at_s=300, notice_s=5)
+    tale = only(tell_story(task(checkpoint=Checkpoint(path="c")), offers=(FREE,), interventions=(drill,)))
+    assert outcomes(tale) == [Outcome.PREEMPTED, Outcome.SUCCEEDED]
+    assert places(tale) == ["cpu", "cpu"]
+    assert tale.nodes[0][0].order is not None
+    assert tale.nodes[0][0].order.kind == "notice"
+
+
+def test_a_drill_takes_the_node_of_work_that_ignores_it() -> None:
+    drill = Intervention(wish=Wish.DRILL, job=0, at_s=300, notice_s=5)
+    tale = only(tell_story(task(env={"FAKE_STUBBORN": "1"}), interventions=(drill,)))
+    assert outcomes(tale) == [Outcome.PREEMPTED, Outcome.SUCCEEDED]
+    assert tale.attempts[0].since is not None
+
+
+def test_a_gang_fails_as_one_with_the_first_failures_exit_code() -> None:
+    env = {"FAKE_EXIT_CODE": "7", "FAKE_EXIT_RANK": "1", "FAKE_EXIT_AFTER_S": "100"}
+    tale = only(tell_story(task(nodes=3, env=env)))
+    [attempt] = tale.attempts
+    assert (tale.job.phase, tale.job.exit_code, attempt.first_failed_rank) == (JobPhase.FAILED, 7, 1)
+    exits = [node.exited_at for node in tale.nodes[0]]
+    assert all(at is not None for at in exits)
+    known = [at for at in exits if at is not None]
+    assert max(known) - min(known) < timedelta(seconds=5)
+    assert [node.exit_outcome for node in tale.nodes[0]] == [Outcome.STOPPED, Outcome.EXIT, Outcome.STOPPED]
+
+
+def test_stubborn_ranks_are_removed_before_the_next_try_begins() -> None:
+    env = {"FAKE_EXIT_CODE": "7", "FAKE_EXIT_RANK": "1", "FAKE_EXIT_AFTER_S": "100", "FAKE_STUBBORN": "1"}
+    tale = only(tell_story(task(nodes=2, env=env, retry=Retry(exit=1)), launches=(Fate(boot_s=1), Fate(boot_s=1))))
+    assert outcomes(tale) == [Outcome.EXIT, Outcome.EXIT]
+
+
+def test_a_lost_rank_takes_the_gang_to_another_place() -> None:
+    tale = only(tell_story(task(nodes=2), launches=(Fate(lost_rank=1, lost_after_s=200),)))
+    assert outcomes(tale) == [Outcome.NODE, Outcome.SUCCEEDED]
+    assert places(tale) == ["cheap", "dear"]
+
+
+def test_a_place_that_never_boots_is_left() -> None:
+    tale = only(tell_story(task(), launches=(Fate(boots=False),)))
+    assert outcomes(tale) == [Outcome.TIMEOUT, Outcome.SUCCEEDED]
+    assert places(tale) == ["cheap", "dear"]
+
+
+def test_a_silent_agent_is_given_up_after_its_lease() -> None:
+    limits = Limits(unattended=timedelta(minutes=30))
+    tale = only(tell_story(task(limits=limits), launches=(Fate(dead_after_s=100),)))
+    assert outcomes(tale) == [Outcome.NODE, Outcome.SUCCEEDED]
+    assert "lease" in tale.attempts[0].reason
+
+
+def test_a_stop_ends_the_work_within_its_grace() -> None:
+    stop = Intervention(wish=Wish.STOP, job=0, at_s=300)
+    tale = only(tell_story(task(), interventions=(stop,)))
+    assert (tale.job.phase, outcomes(tale)) == (JobPhase.STOPPED, [Outcome.STOPPED])
+    assert tale.job.ended_at is not None
+    assert tale.job.ended_at - START < timedelta(seconds=302)
+
+
+def test_a_stop_is_not_delayed_for_ever_by_work_that_ignores_it() -> None:
+    stop = Intervention(wish=Wish.STOP, job=0, at_s=300)
+    mute = Fate(mute_after_s=100)
+    tale = only(tell_story(task(), interventions=(stop,), launches=(mute,)))
+    assert tale.job.phase is JobPhase.STOPPED
+    assert tale.job.ended_at is not None
+    assert tale.job.ended_at - START < timedelta(seconds=320)
+
+
+def test_a_budget_is_kept_to_the_cent() -> None:
+    tale = only(tell_story(task(90_000, limits=Limits(budget=Money(2_000_000)))))
+    spent = sum(charge.amount.micros for charge in tale.charges)
+    assert tale.job.phase is JobPhase.FAILED
+    assert outcomes(tale) == [Outcome.LIMIT]
+    assert 1_980_000 < spent <= 2_000_000
+
+
+def test_a_budget_holds_even_while_the_server_is_gone() -> None:
+    """The lease ends where the budget does, so the node ends itself."""
+    down = tuple(Crash(call=call, when=When.BEFORE, down_s=40_000) for call in (60,))
+    tale = only(tell_story(task(90_000, limits=Limits(budget=Money(2_000_000))), crashes=down))
+    assert sum(charge.amount.micros for charge in tale.charges) <= 2_010_000
+
+
+def test_a_duration_counts_all_tries_and_a_deadline_the_waiting_too() -> None:
+    duration = only(tell_story(task(limits=Limits(duration=timedelta(seconds=200)))))
+    deadline = only(tell_story(task(limits=Limits(deadline_after=timedelta(seconds=200)))))
+    assert duration.job.phase is deadline.job.phase is JobPhase.FAILED
+    assert duration.job.ended_at is not None
+    assert deadline.job.ended_at is not None
+    assert duration.job.ended_at - START > timedelta(seconds=230)
+    assert deadline.job.ended_at - START < timedelta(seconds=202)
+
+
+def test_a_start_in_the_future_waits() -> None:
+    later = START + timedelta(hours=3)
+    tale = only(tell_story(task(schedule=Schedule(at=later))))
+    assert tale.attempts[0].created_at >= later
+    assert tale.attempts[0].created_at - later < timedelta(seconds=1)
+
+
+def test_what_fits_nowhere_is_told_what_would_have_to_change() -> None:
+    tale = only(tell_story(task(resources=Resources(max_rate=HourlyRate(1)))))
+    assert tale.job.phase is JobPhase.FAILED
+    assert "$" in tale.job.reason
+    assert not tale.attempts
+
+
+def test_paid_places_need_consent() -> None:
+    refused = only(tell_story(submissions=(Submission(task=task(), consented=False),)))
+    assert refused.job.phase is JobPhase.FAILED
+    assert "consent" in refused.job.reason
+    free = only(tell_story(offers=(FREE, CHEAP), submissions=(Submission(task=task(), consented=False),)))
+    assert places(free) == ["cpu"]
+
+
+def test_more_jobs_than_cpus_wait_in_order() -> None:
+    jobs = [task(100 + 7 * n, name=f"job{n}") for n in range(6)]
+    urgent = Submission(task=task(100, name="urgent", priority=5), at_s=10)
+    ending = tell_story(offers=(FREE,), submissions=(*(Submission(task=job) for job in jobs), urgent))
+    starts = sorted((tale.attempts[0].created_at, tale.job.name) for tale in ending.tales)
+    assert [name for _, name in starts] == ["job0", "job1", "urgent", "job2", "job3", "job4", "job5"]
+    assert any("waits" in tale.job.reason or tale.job.phase is JobPhase.DONE for tale in ending.tales)
+
+
+def test_a_job_that_fits_elsewhere_is_not_held_up() -> None:
+    gpu = AcceleratorNeed(name="H100", count_min=1)
+    sold = replace(DEAR, accelerator="H100", accelerator_count=1, accelerator_memory_mib=81920, capacity=0)
+    first = Submission(task=task(name="big", resources=Resources(accelerators=(gpu,))))
+    stop = Intervention(wish=Wish.STOP, job=0, at_s=5000)
+    ending = tell_story(
+        offers=(sold, CHEAP),
+        submissions=(first, *(Submission(task=task(name=f"s{n}")) for n in range(20))),
+        interventions=(stop,),
+    )
+    assert ending.tales[0].job.phase is JobPhase.STOPPED
+    assert all(tale.job.phase is JobPhase.DONE for tale in ending.tales[1:])
+    assert all((tale.job.ended_at or START) - START < timedelta(seconds=1000) for tale in ending.tales[1:])
+
+
+def test_an_overloaded_cloud_is_waited_out() -> None:
+    tale = only(tell_story(task(), storms=(Span(at_s=0, for_s=400), Span(at_s=500, for_s=400))))
+    assert tale.job.phase is JobPhase.DONE
+
+
+def test_a_retry_after_a_failure_is_a_new_try() -> None:
+    env = {"FAKE_EXIT_CODE": "1", "FAKE_EXIT_AFTER_S": "10"}
+    retry = Intervention(wish=Wish.RETRY, job=0, at_s=1000)
+    tale = only(tell_story(task(env=env), interventions=(retry,)))
+    assert outcomes(tale) == [Outcome.EXIT, Outcome.EXIT]
+
+
+BUSY = (Fate(reply=Reply.LOST, hidden_s=50), Fate(preempted_after_s=100), Fate(lost_rank=0, lost_after_s=100))
+
+
+def crash_points() -> int:
+    """How many calls to the outside the story below makes without a crash."""
+    ending = play(Story(submissions=(Submission(task=task(200)),), script=Script(offers=(CHEAP, DEAR), launches=BUSY)))
+    return ending.calls
+
+
+@pytest.mark.parametrize("when", list(When))
+def test_the_server_may_die_at_every_single_step(when: When) -> None:
+    """Before and after every call to the store and the cloud, one after the other; and at all of them at once."""
+    script = Script(offers=(CHEAP, DEAR), launches=BUSY)
+    for call in range(1, crash_points() + 1):
+        for down_s in (0.0, 1000.0):
+            crash = Crash(call=call, when=when, down_s=down_s)
+            ending = play(Story(submissions=(Submission(task=task(200)),), script=script, crashes=(crash,)))
+            check_all(ending)
+            assert only(ending).job.phase is JobPhase.DONE, tell(only(ending))
+    crashes = tuple(Crash(call=call, when=when, down_s=7) for call in range(3, 200, 3))
+    check_all(play(Story(submissions=(Submission(task=task(200)),), script=script, crashes=crashes)))
