@@ -1,0 +1,145 @@
+"""Whose turn it is: order, strictness at each place, and what is held of a shared host."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remuda.domain.jobs import Job
+from remuda.domain.offers import Offer
+from remuda.domain.places import Hold, Host
+from remuda.domain.tasks import AcceleratorNeed, Resources, Task
+from remuda.domain.units import HourlyRate
+from remuda.scheduler.packing import Owner, hold_for, holds_for, host_of
+from remuda.scheduler.turns import Capacity, Place, Stay, Waiting, in_order, plan_turns
+
+T0 = datetime(2030, 1, 1, tzinfo=UTC)
+HOST = Host(name="local/me", cpus=4, memory_mib=8192, devices=("a", "b", "c", "d"))
+CPU = Offer(provider="local", region="me", instance_type="cpu", vcpus=4, rate=HourlyRate(0), shared=True)
+GPU = replace(CPU, instance_type="H100-80GB", accelerator="H100", accelerator_count=1)
+CLOUD = Offer(provider="cloud", region="r", instance_type="t", rate=HourlyRate(5), capacity=1)
+ANY = Owner(gang="g", project="p")
+
+
+def job(name: str, *, nodes: int = 1, cpus: float | None = None, memory: int | None = None, priority: int = 0) -> Job:
+    need = Resources(cpus_min=cpus, memory_min_mib=memory)
+    task = Task(name=name, run="x", nodes=nodes, resources=need, priority=priority)
+    return Job(id=name, project="p", name=name, task=task, submitted_at=T0, since=T0)
+
+
+def turn(wanting: Job, *offers: Offer) -> Waiting:
+    return Waiting(job=wanting, gang=f"gang-{wanting.id}", offers=offers)
+
+
+def placed(decisions: list[Place | Stay]) -> list[str]:
+    return [decision.job.id for decision in decisions if isinstance(decision, Place)]
+
+
+def test_priority_then_submission() -> None:
+    assert [x.id for x in in_order([job("b"), job("c", priority=1), job("a")])] == ["c", "a", "b"]
+
+
+def test_a_task_that_does_not_say_holds_one_cpu() -> None:
+    hold = hold_for(job("j").task, CPU, HOST, (), ANY, 0)
+    assert hold == Hold(host="local/me", gang="g", rank=0, project="p", cpus=1, memory_mib=0)
+    small = hold_for(job("j").task, CPU, replace(HOST, cpus=0.5), (), ANY, 0)
+    assert small is not None
+    assert small.cpus == 0.5
+
+
+def test_each_rank_holds_its_own_devices() -> None:
+    holds = holds_for(job("j", nodes=2).task, replace(GPU, accelerator_count=2), HOST, (), ANY)
+    assert holds is not None
+    assert [hold.devices for hold in holds] == [("a", "b"), ("c", "d")]
+    assert holds_for(job("j", nodes=3).task, replace(GPU, accelerator_count=2), HOST, (), ANY) is None
+
+
+def test_only_devices_of_the_offers_kind_are_taken() -> None:
+    mixed = replace(HOST, kinds=("A100-40GB", "H100-80GB", "A100-40GB", "H100-80GB"))
+    hold = hold_for(job("j").task, replace(GPU, accelerator_count=2), mixed, (), ANY, 0)
+    assert hold is not None
+    assert hold.devices == ("b", "d")
+    assert hold_for(job("j").task, replace(GPU, accelerator_count=3), mixed, (), ANY, 0) is None
+
+
+def test_memory_and_cpus_are_counted() -> None:
+    assert hold_for(job("j", memory=8193).task, CPU, HOST, (), ANY, 0) is None
+    assert hold_for(job("j", cpus=4.5).task, CPU, HOST, (), ANY, 0) is None
+    other = Hold(host=HOST.name, gang="o", rank=0, project="p", cpus=3.5, memory_mib=0)
+    assert hold_for(job("j", cpus=0.5).task, CPU, HOST, (other,), ANY, 0) is not None
+    assert hold_for(job("j", cpus=0.6).task, CPU, HOST, (other,), ANY, 0) is None
+
+
+def test_the_host_of_an_offer() -> None:
+    assert host_of(CPU, (HOST,)) is HOST
+    assert host_of(replace(CPU, zone="me", region="x"), (HOST,)) is HOST
+    assert host_of(CLOUD, (HOST,)) is None
+
+
+def test_a_large_job_is_not_starved_by_small_ones() -> None:
+    busy = Hold(host=HOST.name, gang="o", rank=0, project="p", cpus=2, memory_mib=0)
+    decisions = plan_turns(
+        [turn(job("1-large", cpus=4), CPU), turn(job("2-small"), CPU), turn(job("3-small"), CPU)],
+        Capacity(hosts=(HOST,), holds=(busy,)),
+    )
+    assert placed(decisions) == []
+    assert [decision.reason for decision in decisions if isinstance(decision, Stay)] == [
+        "waits for free capacity at local/me",
+        "waits behind earlier jobs for local/me",
+        "waits behind earlier jobs for local/me",
+    ]
+
+
+def test_who_fits_elsewhere_goes() -> None:
+    busy = Hold(host=HOST.name, gang="o", rank=0, project="p", cpus=4, memory_mib=0)
+    decisions = plan_turns(
+        [turn(job("1"), CPU), turn(job("2"), CPU, CLOUD), turn(job("3"), CLOUD), turn(job("4"), CPU)],
+        Capacity(hosts=(HOST,), holds=(busy,)),
+    )
+    assert placed(decisions) == ["2"]
+
+
+def test_capacity_counts_what_was_placed_since_it_was_told() -> None:
+    two = replace(CLOUD, capacity=2)
+    waiting = [turn(job("1"), two), turn(job("2"), two)]
+    assert placed(plan_turns(waiting, Capacity())) == ["1", "2"]
+    assert placed(plan_turns(waiting, Capacity(used={two.key: 1}))) == ["1"]
+    assert placed(plan_turns([turn(job("1", nodes=3), two)], Capacity())) == []
+
+
+needs = st.builds(
+    lambda cpus, memory, nodes, gpus: (
+        Task(
+            name="n",
+            run="x",
+            nodes=nodes,
+            resources=Resources(
+                cpus_min=cpus,
+                memory_min_mib=memory,
+                accelerators=(AcceleratorNeed(name="H100", count_min=gpus),) if gpus else (),
+            ),
+        ),
+        replace(GPU, accelerator_count=gpus) if gpus else CPU,
+    ),
+    st.none() | st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    st.none() | st.integers(1, 4096),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(needs, max_size=12))
+def test_no_device_is_held_twice_and_no_host_is_overfull(wanted: list[tuple[Task, Offer]]) -> None:
+    waiting = [turn(replace(job(f"{number:02}"), task=task), offer) for number, (task, offer) in enumerate(wanted)]
+    decisions = plan_turns(waiting, Capacity(hosts=(HOST,)))
+    holds = [hold for decision in decisions if isinstance(decision, Place) for hold in decision.holds]
+    devices = [device for hold in holds for device in hold.devices]
+    assert len(devices) == len(set(devices))
+    assert sum(hold.cpus for hold in holds) <= HOST.cpus
+    assert sum(hold.memory_mib for hold in holds) <= HOST.memory_mib
+    first_stay = next((i for i, decision in enumerate(decisions) if isinstance(decision, Stay)), len(decisions))
+    assert all(isinstance(decision, Stay) for decision in decisions[first_stay:]), "one host: strictly in order"
+    for decision in decisions:
+        if isinstance(decision, Place):
+            assert [hold.rank for hold in decision.holds] == list(range(decision.job.task.nodes))
