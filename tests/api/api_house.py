@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from tests.system.postgres import PostgresMissing, new_database
 
 from remuda import settings
 from remuda.api.app import make_app
@@ -19,7 +21,7 @@ from remuda.client.ids import make_key
 from remuda.domain.jobs import Attempt
 
 TOKEN = "the-users-token"
-KINDS = ("memory", "sqlite")
+KINDS = ("memory", "sqlite", "postgres")
 
 # Nodes that never boot: a test is their agents. The free machine can be had twice.
 SCRIPT = """
@@ -36,6 +38,7 @@ price_usd_hr = 2.5
 cpus = 64
 memory_gib = 256
 """ + "".join("[[launches]]\nlatency_s = 0.0\nboots = false\n" for _ in range(50))
+SCRIPT += "[[removals]]\nlatency_s = 0.0\ntakes_s = 0.0\n" * 50
 
 
 @dataclass(kw_only=True)
@@ -77,9 +80,20 @@ async def until(look: Callable[[], Any], seconds: float = 20.0) -> Any:
     return found
 
 
+def database(kind: str) -> str | None:
+    """The URL of an empty database; None is the embedded server's own. Skips the test where there is none."""
+    if kind != "postgres":
+        return "memory:" if kind == "memory" else None
+    try:
+        return new_database()
+    except PostgresMissing as missing:
+        pytest.skip(f"no PostgreSQL: {missing}")
+
+
 @asynccontextmanager
 async def open_api(kind: str, folder: Path, *, script: str = SCRIPT) -> AsyncIterator[Api]:
-    """An API over a memory store or SQLite."""
+    """An API over a store of this kind."""
+    url = database(kind)
     root = folder / "home"
     root.mkdir(mode=0o700)
     (folder / "script.toml").write_text(script)
@@ -88,7 +102,6 @@ async def open_api(kind: str, folder: Path, *, script: str = SCRIPT) -> AsyncIte
     )
     environment = {"HOME": str(folder), "REMUDA_HOME": str(root), "REMUDA_CONFIG": str(folder / "settings.toml")}
     configured = settings.load(environment)
-    url = "memory:" if kind == "memory" else None
     async with open_house(Home(str(root)), configured, "unix:/nowhere", lambda: None, database=url) as house:
         app = Gate(make_app(house), TOKEN)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)  # type: ignore[arg-type]  # it is one

@@ -11,7 +11,7 @@ import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
-from tests.api.api_house import KINDS, TOKEN, Api, open_api
+from tests.api.api_house import KINDS, TOKEN, Api, database, open_api
 
 CLAIMED = {"rank": 0, "nonce": "n", "address": "a"}
 
@@ -60,6 +60,7 @@ class Running:
 
 @pytest.fixture(scope="module", params=KINDS)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    database(request.param)  # skips here, not in the thread, where there is none
     made = Running(request.param, tmp_path_factory.mktemp("api"))
     yield made
     made.stop()
