@@ -34,7 +34,7 @@ from remuda.store.base import Changes, Secret, Unusable
 from remuda.store.documents import encode
 from remuda.store.drivers import make_driver
 from remuda.store.rows import job_values
-from remuda.store.schema import make_ddl, make_metadata
+from remuda.store.schema import make_ddl, metadata
 from remuda.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
@@ -137,7 +137,7 @@ def test_migrations_make_the_schema(kind: str, tmp_path: Path) -> None:
                 case "migrated":
                     migrate.upgrade(connection)
                 case "metadata":
-                    make_metadata(connection.dialect.name).create_all(connection, checkfirst=False)
+                    metadata.create_all(connection, checkfirst=False)
                 case "shipped":
                     text = Path(migrate.__file__).with_name("migrations") / f"head.{connection.dialect.name}.sql"
                     for statement in filter(str.strip, text.read_text().split(";\n")):

@@ -405,7 +405,7 @@ async def test_nothing_of_a_closed_store_stays(path: Path) -> None:
 def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
     """A guard for the person who adds a column: the update must set all but the three that never change."""
     from remuda.store.rows import JOB_COLUMNS, job_values
-    from remuda.store.schema import make_metadata
+    from remuda.store.schema import metadata
 
     assert len(job_values(make_job("j1"), 1)) == len(JOB_COLUMNS.split(", "))
-    assert {*JOB_COLUMNS.split(", "), "place", "spent"} == set(make_metadata("sqlite").tables["jobs"].c.keys())
+    assert {*JOB_COLUMNS.split(", "), "place", "spent"} == set(metadata.tables["jobs"].c.keys())

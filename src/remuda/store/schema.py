@@ -12,7 +12,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from remuda.store.migrate import VERSION_TABLE
 
-_tables = sa.MetaData()
+metadata = sa.MetaData()
 
 # Ids are compared by byte, so that PostgreSQL sorts them as Python and SQLite do, whatever its locale.
 _ID = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
@@ -23,11 +23,11 @@ def _column(name: str, kind: type[sa.types.TypeEngine[Any]]) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=False)
 
 
-sa.Table("meta", _tables, sa.Column("key", sa.Text, primary_key=True), _column("value", sa.Text))
+sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), _column("value", sa.Text))
 
 jobs = sa.Table(
     "jobs",
-    _tables,
+    metadata,
     sa.Column("id", _ID, primary_key=True),
     _column("project", sa.Text),
     _column("name", sa.Text),
@@ -56,7 +56,7 @@ sa.Index("jobs_project_phase", jobs.c.project, jobs.c.phase, jobs.c.id)
 # Apart from `jobs`, so that a change of phase does not write the task and its diff again.
 documents = sa.Table(
     "documents",
-    _tables,
+    metadata,
     sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), primary_key=True),
     _column("task", sa.Text),
     _column("origin", sa.Text),
@@ -66,7 +66,7 @@ documents = sa.Table(
 # The last number given to a name that was taken: the next free one is found without trying them all.
 sa.Table(
     "names",
-    _tables,
+    metadata,
     sa.Column("project", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),
     _column("last", sa.BigInteger),
@@ -74,7 +74,7 @@ sa.Table(
 
 attempts = sa.Table(
     "attempts",
-    _tables,
+    metadata,
     sa.Column("id", _ID, primary_key=True),
     sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), nullable=False),
     _column("project", sa.Text),
@@ -89,7 +89,7 @@ attempts = sa.Table(
 
 sa.Table(
     "nodes",
-    _tables,
+    metadata,
     sa.Column("attempt_id", _ID, sa.ForeignKey("attempts.id"), primary_key=True),
     sa.Column("rank", sa.BigInteger, primary_key=True),
     _column("project", sa.Text),
@@ -99,7 +99,7 @@ sa.Table(
 
 events = sa.Table(
     "events",
-    _tables,
+    metadata,
     sa.Column("id", _SERIAL, primary_key=True, autoincrement=True),
     _column("project", sa.Text),
     sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), nullable=False),
@@ -113,7 +113,7 @@ sa.Index("events_job", events.c.job_id, events.c.id)
 
 charges = sa.Table(
     "charges",
-    _tables,
+    metadata,
     sa.Column("attempt_id", _ID, sa.ForeignKey("attempts.id"), primary_key=True),
     sa.Column("rank", sa.BigInteger, primary_key=True),
     sa.Column("kind", sa.Text, primary_key=True),
@@ -129,7 +129,7 @@ sa.Index("charges_project", charges.c.project, charges.c.since, charges.c.amount
 
 sa.Table(
     "hosts",
-    _tables,
+    metadata,
     sa.Column("name", sa.Text, primary_key=True),
     _column("cpus", sa.Double),
     _column("memory_mib", sa.BigInteger),
@@ -138,7 +138,7 @@ sa.Table(
 
 holds = sa.Table(
     "holds",
-    _tables,
+    metadata,
     sa.Column("gang", sa.Text, primary_key=True),
     sa.Column("rank", sa.BigInteger, primary_key=True),
     sa.Column("host", sa.Text, sa.ForeignKey("hosts.name"), nullable=False),
@@ -152,7 +152,7 @@ sa.Index("holds_host", holds.c.host)
 # One row for each device held: its primary key is what keeps two holds from one device.
 held_devices = sa.Table(
     "held_devices",
-    _tables,
+    metadata,
     sa.Column("host", sa.Text, primary_key=True),
     sa.Column("device", sa.Text, primary_key=True),
     _column("gang", sa.Text),
@@ -163,36 +163,23 @@ sa.Index("held_devices_gang", held_devices.c.gang, held_devices.c.rank)
 
 sa.Table(
     "secrets",
-    _tables,
+    metadata,
     sa.Column("project", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),
     _column("sealed", sa.LargeBinary),
     _column("updated_at", sa.BigInteger),
 )
 
-# Indexes of some rows only: (table, columns, condition)
-_PARTIAL = {
-    "jobs_queue": ("jobs", ("phase", "priority DESC", "id"), "phase = 'queued'"),
-    "documents_snapshot": ("documents", ("snapshot",), "snapshot IS NOT NULL"),
-    "attempts_open": ("attempts", ("id",), "phase <> 'ended'"),
-}
+
+def _index_some(name: str, condition: str, *columns: sa.ColumnElement[Any]) -> None:
+    """An index of those rows only for which the condition holds."""
+    where = sa.text(condition)
+    sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
-def make_metadata(dialect: str) -> sa.MetaData:
-    """All tables and indexes for "sqlite" or "postgresql". Conditions named for both would import both dialects."""
-    metadata = sa.MetaData()
-    for table in _tables.sorted_tables:
-        table.to_metadata(metadata)
-    for name, (of, columns, where) in _PARTIAL.items():
-        own = metadata.tables[of]
-        condition: Any = {f"{dialect}_where": sa.text(where)}
-        sa.Index(name, *(_ordered(own, column) for column in columns), **condition)
-    return metadata
-
-
-def _ordered(table: sa.Table, column: str) -> sa.ColumnElement[Any]:
-    name, _, descending = column.partition(" ")
-    return table.c[name].desc() if descending else table.c[name]
+_index_some("jobs_queue", "phase = 'queued'", jobs.c.phase, jobs.c.priority.desc(), jobs.c.id)
+_index_some("documents_snapshot", "snapshot IS NOT NULL", documents.c.snapshot)
+_index_some("attempts_open", "phase <> 'ended'", attempts.c.id)
 
 
 def make_ddl(dialect: str) -> str:
@@ -205,7 +192,7 @@ def make_ddl(dialect: str) -> str:
         sa.PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
     )
     statements: list[sa.schema.ExecutableDDLElement] = [CreateTable(revisions)]
-    for table in make_metadata(dialect).sorted_tables:
+    for table in metadata.tables.values():  # as declared, so that the text is always the same
         statements.append(CreateTable(table))
         statements += [CreateIndex(index) for index in sorted(table.indexes, key=lambda index: str(index.name))]
     lines = (str(statement.compile(dialect=spoken)).strip().replace("\t", "    ") for statement in statements)

@@ -2,12 +2,10 @@ CREATE TABLE remuda_revision (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT remuda_revision_pkc PRIMARY KEY (version_num)
 );
-CREATE TABLE hosts (
-    name TEXT NOT NULL,
-    cpus DOUBLE NOT NULL,
-    memory_mib BIGINT NOT NULL,
-    devices TEXT NOT NULL,
-    PRIMARY KEY (name)
+CREATE TABLE meta (
+    "key" TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY ("key")
 );
 CREATE TABLE jobs (
     id TEXT NOT NULL,
@@ -36,22 +34,19 @@ CREATE INDEX jobs_phase ON jobs (phase, id);
 CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
 CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
-CREATE TABLE meta (
-    "key" TEXT NOT NULL,
-    value TEXT NOT NULL,
-    PRIMARY KEY ("key")
+CREATE TABLE documents (
+    job_id TEXT NOT NULL,
+    task TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    snapshot TEXT,
+    PRIMARY KEY (job_id),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
+CREATE INDEX documents_snapshot ON documents (snapshot) WHERE snapshot IS NOT NULL;
 CREATE TABLE names (
     project TEXT NOT NULL,
     name TEXT NOT NULL,
     last BIGINT NOT NULL,
-    PRIMARY KEY (project, name)
-);
-CREATE TABLE secrets (
-    project TEXT NOT NULL,
-    name TEXT NOT NULL,
-    sealed BLOB NOT NULL,
-    updated_at BIGINT NOT NULL,
     PRIMARY KEY (project, name)
 );
 CREATE TABLE attempts (
@@ -64,20 +59,20 @@ CREATE TABLE attempts (
     document TEXT NOT NULL,
     version BIGINT NOT NULL,
     PRIMARY KEY (id),
-    FOREIGN KEY(job_id) REFERENCES jobs (id),
+    CONSTRAINT attempts_number UNIQUE (job_id, number),
     CONSTRAINT attempts_gang UNIQUE (gang),
-    CONSTRAINT attempts_number UNIQUE (job_id, number)
-);
-CREATE INDEX attempts_open ON attempts (id) WHERE phase <> 'ended';
-CREATE TABLE documents (
-    job_id TEXT NOT NULL,
-    task TEXT NOT NULL,
-    origin TEXT NOT NULL,
-    snapshot TEXT,
-    PRIMARY KEY (job_id),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
-CREATE INDEX documents_snapshot ON documents (snapshot) WHERE snapshot IS NOT NULL;
+CREATE INDEX attempts_open ON attempts (id) WHERE phase <> 'ended';
+CREATE TABLE nodes (
+    attempt_id TEXT NOT NULL,
+    rank BIGINT NOT NULL,
+    project TEXT NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (attempt_id, rank),
+    FOREIGN KEY(attempt_id) REFERENCES attempts (id)
+);
 CREATE TABLE events (
     id INTEGER NOT NULL,
     project TEXT NOT NULL,
@@ -91,18 +86,6 @@ CREATE TABLE events (
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
 CREATE INDEX events_job ON events (job_id, id);
-CREATE TABLE holds (
-    gang TEXT NOT NULL,
-    rank BIGINT NOT NULL,
-    host TEXT NOT NULL,
-    project TEXT NOT NULL,
-    cpus DOUBLE NOT NULL,
-    memory_mib BIGINT NOT NULL,
-    devices TEXT NOT NULL,
-    PRIMARY KEY (gang, rank),
-    FOREIGN KEY(host) REFERENCES hosts (name)
-);
-CREATE INDEX holds_host ON holds (host);
 CREATE TABLE charges (
     attempt_id TEXT NOT NULL,
     rank BIGINT NOT NULL,
@@ -119,6 +102,25 @@ CREATE TABLE charges (
 );
 CREATE INDEX charges_job ON charges (job_id);
 CREATE INDEX charges_project ON charges (project, since, amount);
+CREATE TABLE hosts (
+    name TEXT NOT NULL,
+    cpus DOUBLE NOT NULL,
+    memory_mib BIGINT NOT NULL,
+    devices TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+CREATE TABLE holds (
+    gang TEXT NOT NULL,
+    rank BIGINT NOT NULL,
+    host TEXT NOT NULL,
+    project TEXT NOT NULL,
+    cpus DOUBLE NOT NULL,
+    memory_mib BIGINT NOT NULL,
+    devices TEXT NOT NULL,
+    PRIMARY KEY (gang, rank),
+    FOREIGN KEY(host) REFERENCES hosts (name)
+);
+CREATE INDEX holds_host ON holds (host);
 CREATE TABLE held_devices (
     host TEXT NOT NULL,
     device TEXT NOT NULL,
@@ -128,12 +130,10 @@ CREATE TABLE held_devices (
     FOREIGN KEY(gang, rank) REFERENCES holds (gang, rank) ON DELETE CASCADE
 );
 CREATE INDEX held_devices_gang ON held_devices (gang, rank);
-CREATE TABLE nodes (
-    attempt_id TEXT NOT NULL,
-    rank BIGINT NOT NULL,
+CREATE TABLE secrets (
     project TEXT NOT NULL,
-    document TEXT NOT NULL,
-    version BIGINT NOT NULL,
-    PRIMARY KEY (attempt_id, rank),
-    FOREIGN KEY(attempt_id) REFERENCES attempts (id)
+    name TEXT NOT NULL,
+    sealed BLOB NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
 );
