@@ -189,7 +189,8 @@ def _reported(view: AttemptView, now: datetime) -> Action | None:
     outcome = first.exit_outcome or Outcome.NODE
     if outcome is Outcome.STOPPED:
         outcome = _stop_outcome(view.job) if not _wanted(view) else Outcome.NODE
-    where = f" on rank {first.rank}" if len(view.nodes) > 1 else ""
+    alone = len(view.nodes) > 1 and outcome in (Outcome.EXIT, Outcome.SETUP, Outcome.NODE)
+    where = f" on rank {first.rank}" if alone else ""
     reason = f"{first.exit_reason or outcome}{where}"
     return _ending(outcome, reason, exit_code=first.exit_code, rank=first.rank)
 

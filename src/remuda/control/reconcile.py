@@ -33,6 +33,8 @@ _LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven ye
 _STEPS = 50  # of one pass; a pass that needs more goes on in the next
 _AT_ONCE = timedelta(0)
 
+_TOLD_BY_THE_JOB = frozenset({Outcome.SUCCEEDED, Outcome.STOPPED})
+
 Notify = Callable[[str, str], None]  # job id, what happened: finish, failure, budget
 
 
@@ -321,7 +323,8 @@ class JobReconciler:
                     missed_since=None,
                 )
                 changed = _ran_unnoticed(scene, changed)
-                scene.tell(now, action.outcome or "ended", action.reason, attempt.number)
+                if action.outcome not in _TOLD_BY_THE_JOB:
+                    scene.tell(now, action.outcome or "ended", action.reason, attempt.number)
                 memory.removed_at = None
             case AttemptPhase.ENDED:
                 changed = replace(changed, ended_at=await self._close(scene, attempt, now))
