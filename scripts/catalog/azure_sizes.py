@@ -91,6 +91,11 @@ _EXACT_MEMORY = {
 }  # fmt: skip
 
 
+# Families whose sizes are machines with as many vCPUs as their number says (or that are in the tables above). PB has
+# an FPGA, SQLG is sold with a database, H (not HB, HC, HX) is retired.
+_FAMILIES = frozenset(["A", "B", "D", "DC", "DS", "E", "EC", "F", "FX", "G", "GS", "HB", "HC", "HX", "L", "M"])
+
+
 def find_size(instance_type: str) -> Size | None:
     """The facts of a size; None where it must not be shipped."""
     if not instance_type.startswith("Standard_") or instance_type != instance_type.strip():
@@ -106,6 +111,8 @@ def find_size(instance_type: str) -> Size | None:
     if match is None:
         return None
     family, number, constrained, rest = match.groups()
+    if family not in _FAMILIES:
+        return None
     old = _old_size(family, number, rest)
     vcpus, memory = old or (float(number), _memory(family + number + rest, float(number)))
     return Size(float(constrained) if constrained else vcpus, memory) if vcpus else None

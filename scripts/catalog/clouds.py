@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from statistics import median
 
 from azure_sizes import find_size
 from facts import DISK_GIB, NETWORK_GBITS, gcp_memory_gib
@@ -61,10 +62,21 @@ class Reader:
 
     def _azure(self) -> Iterator[Offer]:
         source = "Azure/karpenter-provider-azure, price list"
+        usual = self._usual_prices("azure_vms.csv")
         for row in self._rows("azure_vms.csv"):
+            if float(row["Price"] or 0) < usual[row["InstanceType"]] / 4:
+                self.left_out["azure: less than a quarter of the type's usual price, or none"] += 1
+                continue
             machine = self._azure_machine(row["InstanceType"], row["Region"])
             if machine is not None:
                 yield from self._sell(machine, row["Price"], "", source, date(2026, 6, 18))
+
+    def _usual_prices(self, name: str) -> dict[str, float]:
+        """The median price of each instance type over all regions."""
+        prices: dict[str, list[float]] = {}
+        for row in self._rows(name):
+            prices.setdefault(row["InstanceType"], []).append(float(row["Price"] or 0))
+        return {instance_type: median(found) for instance_type, found in prices.items()}
 
     def _azure_machine(self, instance_type: str, region: str) -> "Machine | None":
         size = find_size(instance_type)
