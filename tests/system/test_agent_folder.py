@@ -4,6 +4,8 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -180,19 +182,31 @@ def test_unusable_checkpoint_path_is_refused() -> None:
         assert "does not lie in the working folder" in str(rig.exited()["reason"])
 
 
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system that is soon full, where we may mount one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    if not sys.platform.startswith("linux") or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 def test_full_disk_is_the_nodes_fault() -> None:
-    if os.getuid() != 0 or not sys.platform.startswith("linux"):
-        pytest.skip("a small file system can be mounted by root on Linux only")
-    with make_rig(run="true") as rig:
-        small = rig.folder / "cache"
-        small.mkdir()
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=False)
-        if mounted.returncode:
-            pytest.skip("no file system can be mounted here")
-        try:
-            rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"big": b"x" * 200_000})}
-            assert rig.finish() == 0
-            assert rig.exited()["outcome"] == "node"
-            assert "No space left" in str(rig.exited()["reason"])
-        finally:
-            subprocess.run(["umount", str(small)], check=True)
+    with make_rig(run="true") as rig, small_disk(rig.folder / "cache", "64k"):
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"big": b"x" * 200_000})}
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "node"
+        assert "No space left" in str(rig.exited()["reason"])
+
+
+def test_work_that_fills_the_disk_is_reported_all_the_same() -> None:
+    run = """head -c 4000000 /dev/zero >fill || echo full
+    sleep 0.3; head -c 700000 /dev/zero; echo; exit 3"""
+    with make_rig(run=run, log_limit_mib=2) as rig, small_disk(rig.home, "1m"):
+        assert rig.finish() == 0
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("exit", 3)
+        assert rig.stub.log_size > 700_000

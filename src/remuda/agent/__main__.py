@@ -4,7 +4,7 @@ The package is loaded under a name of its own from the folder or archive that ho
 needs neither an installed distribution nor anything else of it.
 """
 
-import os.path
+import os
 import sys
 
 if __name__ == "__main__":
@@ -15,4 +15,6 @@ if __name__ == "__main__":
     sys.modules["remuda_agent"] = package
     from remuda_agent.main import main  # type: ignore[import-not-found]  # exists from the line above on
 
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # nothing is left to tidy up, and tidying up costs as much as a job's whole conversation

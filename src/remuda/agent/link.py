@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from .config import PROTOCOL, Fields
+from .config import PROTOCOL, BadConfig, Fields
 from .log import CHUNK
 from .wire import Address, Connection
 
@@ -78,9 +78,12 @@ class Channel:
             except ValueError:
                 failed("an answer that is not JSON")
                 return
-            self._delay = FIRST_DELAY_S
-            self._link.heard(fields)
-            reply(fields)
+            try:
+                self._link.heard(fields)
+                self._delay = FIRST_DELAY_S
+                reply(fields)
+            except BadConfig as error:
+                failed(f"an answer that breaks the protocol: {error}")
 
         def failed(reason: str) -> None:
             if self._delay == FIRST_DELAY_S:

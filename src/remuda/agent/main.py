@@ -34,11 +34,13 @@ def main(arguments: list[str]) -> int:
         complain(str(error))
         return 2
     places = Places(config.home)
-    os.makedirs(places.home, mode=0o700, exist_ok=True)
-    lock = take_lock(places.home)
-    if lock is None:
-        return 0
-    return act(config, places, lock, deliver)
+    try:
+        os.makedirs(places.home, mode=0o700, exist_ok=True)
+        lock = take_lock(places.home)
+        return 0 if lock is None else act(config, places, lock, deliver)
+    except (OSError, ValueError) as error:
+        complain(f"cannot go on: {error}")
+        return 1
 
 
 def act(config: Config, places: Places, lock: int, deliver: bool) -> int:

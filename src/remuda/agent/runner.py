@@ -47,6 +47,7 @@ class Runner:
         self._over = False  # the outcome is known; what is left is to deliver
         self._exited = False  # ... and the exit itself is in the outbox
         self._dismissed = False
+        self._exit: dict[str, object] = {}
         self._steps = Steps(loop, config, places, lock, self)
         self._execs = Execs(loop, lock, self.delivered)
 
@@ -65,7 +66,10 @@ class Runner:
         """
         self._over = True
         self._exited = self._outbox.has("exited")
-        if not os.path.exists(self._places.exit):
+        try:
+            with open(self._places.exit, encoding="utf-8") as file:
+                self._exit = json.load(file)
+        except (FileNotFoundError, ValueError):
             self._write_exit(*self._lost_exit())
         self._loop.after(1, self._tick)
         if not patient:
@@ -115,8 +119,7 @@ class Runner:
         """Something was acknowledged. The exit follows all of the log, and nothing follows the exit."""
         if self._over and not self._exited and not self._log.pending:
             self._exited = True
-            with open(self._places.exit, encoding="utf-8") as file:
-                self._outbox.put("exited", **json.load(file))
+            self._outbox.put("exited", **self._exit)
             self._link.pump()
         if self._exited and self._outbox.empty and not self._log.pending and self._execs.idle:
             self._leave()
@@ -132,11 +135,11 @@ class Runner:
 
     def _begin(self, fields: Fields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        write_whole(self._places.started, "")
         try:
+            write_whole(self._places.started, "")
             work = self._work = Work(fields)
-        except BadConfig as error:
-            self._conclude("node", None, f"this agent does not understand its work: {error}")
+        except (BadConfig, OSError) as error:
+            self._conclude("node", None, f"this agent cannot begin its work: {error}")
             return
         self._scrubber = Scrubber(list(work.secrets.values()))
         self._env = make_environment(self._config, work, self._places)
@@ -151,7 +154,7 @@ class Runner:
         """Report; texts of the task's own making lose their secrets first."""
         values = fields.get("values")
         if isinstance(values, dict):
-            fields["values"] = {key: self._clean(value) for key, value in values.items()}
+            fields["values"] = {self._scrubber.text(str(key)): self._clean(value) for key, value in values.items()}
         self._outbox.put(kind, **fields)
         self._link.pump()
 
@@ -227,8 +230,11 @@ class Runner:
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
         """Note the end on disk before anyone is told, so that an agent killed now loses nothing."""
-        found = {"outcome": outcome, "exit_code": code, "reason": reason, "log_bytes": self._log.size}
-        write_whole(self._places.exit, json.dumps(found), sync=True)
+        self._exit = {"outcome": outcome, "exit_code": code, "reason": reason, "log_bytes": self._log.size}
+        try:
+            write_whole(self._places.exit, json.dumps(self._exit), sync=True)
+        except OSError as error:  # a full disk; then the agent has to live until it is told
+            complain(f"cannot note the exit: {error}")
 
     def _lost_exit(self) -> tuple[str, int | None, str]:
         """The outcome of work whose agent was killed."""
@@ -240,7 +246,10 @@ class Runner:
 
     def _write_notice(self, seconds: float, reason: str) -> None:
         notice = {"seconds": seconds, "deadline": time_text(time.time() + seconds), "reason": reason}
-        write_whole(self._places.notice, json.dumps(notice))
+        try:
+            write_whole(self._places.notice, json.dumps(notice))
+        except OSError as error:
+            complain(f"cannot write the notice for the task, which gets its SIGTERM all the same: {error}")
 
     def _clean(self, value: object) -> object:
         return self._scrubber.text(value) if isinstance(value, str) else value

@@ -45,10 +45,9 @@ class Scrubber:
         return self._pattern.sub(MASK, held) if self._pattern else held
 
     def text(self, text: str) -> str:
-        """A text without the secrets, for reasons and events."""
-        if self._pattern is None:
-            return text
-        return self._pattern.sub(MASK, text.encode("utf-8", "replace")).decode("utf-8", "replace")
+        """A text without the secrets and in good Unicode, for reasons, progress and events."""
+        data = text.encode("utf-8", "replace")
+        return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 
     def _hold_from(self, data: bytes, start: int) -> int:
         """Where the longest tail begins, not before `start`, that is the beginning of a secret."""

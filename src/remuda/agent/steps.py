@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from .link import complain
 from .loop import READ
 from .work.environment import SHELL_LINE, find_shell, write_whole
 from .work.guardian import Command
@@ -72,11 +73,23 @@ class Steps:
             env["REMUDA_SETUP_DIR"] = find_setup(self._config, work) + "/dir"
         command = Command([], env, self._places.home)
         command.call = lambda: prepare(self._config, work, self._places, env, command.channel)
-        self._start(command, self._prepare_gone)
+        try:
+            self._start(command, self._prepare_gone)
+        except OSError as error:
+            self._owner.failed("node", None, f"this node cannot start a process: {error}")
 
     def run(self, work: Work, env: dict[str, str], *, reused: bool) -> None:
         """Run the task; then `ran` or `failed`."""
         self._work, self._env = work, env
+        try:
+            self._run(work, env)
+        except OSError as error:  # a full disk, or no more processes
+            self._owner.failed("node", None, f"this node cannot start the work: {error}")
+            return
+        if work.image is None:
+            self._runs(reused=reused)
+
+    def _run(self, work: Work, env: dict[str, str]) -> None:
         write_whole(self._places.run, work.run + "\n")
         if work.image is not None:
             self._run_container()
@@ -90,7 +103,6 @@ class Steps:
             command.cgroup = self._group = make_group(name, self._config.memory_mib)
         command.status_path = self._places.status
         self._start(command, self._run_gone)
-        self._runs(reused=reused)
 
     def look(self) -> tuple[str, str] | None:
         """Report news of the work; the outcome and reason if it must be ended for what it does, or does not do."""
@@ -155,9 +167,12 @@ class Steps:
 
         command = Command([], self._env, self._places.home)
         command.call = lambda: measure_gpus(self._config.devices or [], self._config.device_indices)
-        self._gpus = Process(
-            self._loop, command, self._lock, wrote=self._gpus_measured, ended=lambda code: None, gone=lambda: None
-        )
+        try:
+            self._gpus = Process(
+                self._loop, command, self._lock, wrote=self._gpus_measured, ended=lambda code: None, gone=lambda: None
+            )
+        except OSError as error:
+            complain(f"the GPUs are not measured: {error}")
 
     def _gpus_measured(self, data: bytes) -> None:
         try:

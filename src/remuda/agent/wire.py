@@ -71,6 +71,7 @@ class Connection:
         self._headers = headers
         self._socket: socket.socket | None = None
         self._ready = False  # connected, and the TLS handshake is over
+        self._wrapped = False  # in TLS
         self._fresh = True  # no answer has come over this connection yet
         self._turn = 0  # which of the resolved addresses is tried
         self._out = memoryview(b"")
@@ -126,8 +127,7 @@ class Connection:
         code = connection.connect_ex(target)  # type: ignore[arg-type]  # what getaddrinfo gave for this family
         if code not in (0, errno.EINPROGRESS):  # a full queue of a Unix socket is EAGAIN: later
             raise OSError(code, errno.errorcode.get(code, str(code)))
-        if self._address.tls:
-            self._socket = wrap_tls(connection, self._address.name)
+        self._wrapped = False
         if code == 0 and not self._address.tls:
             self._ready = True
             self._flush()
@@ -167,6 +167,9 @@ class Connection:
             return False
         if self._address.tls:
             try:
+                if not self._wrapped:  # which only a connected socket can be
+                    self._loop.unwatch(self._socket.fileno())
+                    self._socket, self._wrapped = wrap_tls(self._socket, self._address.name), True
                 self._socket.do_handshake()  # type: ignore[attr-defined]  # an SSLSocket
             except OSError as error:
                 wants = _wants(error)

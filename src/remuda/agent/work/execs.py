@@ -30,7 +30,10 @@ class Execs:
         return not self._running
 
     def start(self, command: Command, stream: ExecStream, secrets: list[str]) -> None:
-        self._running.append(Exec(self, command, stream, secrets))
+        try:
+            self._running.append(Exec(self, command, stream, secrets))
+        except OSError as error:
+            self.refuse(stream, f"this node cannot start a process: {error}")
 
     def refuse(self, stream: ExecStream, reason: str) -> None:
         """Tell whoever asked why nothing was run."""

@@ -113,8 +113,11 @@ class Guard:
     def _ended(self, code: int) -> None:
         self._alive = False
         if self._status_path and not self._killing:
-            with open(self._status_path, "w") as file:
-                file.write(f"{code}\n")
+            try:
+                with open(self._status_path, "w") as file:
+                    file.write(f"{code}\n")
+            except OSError as error:  # a full disk; the agent hears of it below
+                _tell(f"cannot note the exit code: {error}")
         kills = count_oom_kills(self._cgroup) if self._cgroup else 0
         try:
             os.write(self._control, b"exit %d %d\n" % (code, kills))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MARK = b"REMUDA_PROGRESS "
 LONGEST_LINE = 65536  # bytes; a longer line is no progress line
+LONGEST_TEXT = 1000  # characters of one value
+MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
 IDLE_CPU_PERCENT = 1.0  # of one CPU; housekeeping of a process that waits stays below it
@@ -147,7 +149,8 @@ def parse_progress(text: bytes) -> dict[str, object]:
         return {}
     if not isinstance(found, dict):
         return {}
-    return {str(name): value for name, value in found.items() if _is_value(value)}
+    values = [(name, value) for name, value in found.items() if _is_value(value)]
+    return dict(values[:MOST_VALUES])
 
 
 def measure(folder: str) -> tuple[int, int, int]:
@@ -174,7 +177,9 @@ def measure(folder: str) -> tuple[int, int, int]:
 def _is_value(value: object) -> bool:
     if isinstance(value, float):
         return value - value == 0  # neither infinite nor not a number, which JSON does not have
-    return isinstance(value, (int, str)) and not isinstance(value, bool)
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
 
 
 def _may_begin(line: bytes) -> bool:
