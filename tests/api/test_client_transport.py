@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,16 @@ def test_what_must_not_happen_twice_is_not_tried_again(script: Script, client: C
     with pytest.raises(Lost):
         client.retry("default", "x")
     assert len(script.requests) == 1
+
+
+def test_a_connection_closed_while_idle_is_no_loss(script: Script, client: Client) -> None:
+    row = b'{"code":"job-done","message":"m","hint":"h"}'
+    script.answers = [[OK, b""], [b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%b" % (len(row), row)]]
+    client.health()
+    time.sleep(0.1)
+    with pytest.raises(ApiError) as caught:
+        client.retry("default", "x")  # never sent twice, so it must not be sent into a closed connection
+    assert caught.value.code == "job-done"
 
 
 def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: Client) -> None:

@@ -261,6 +261,14 @@ def test_server_json_is_readable_by_older_and_newer_programs(home: Path) -> None
     assert isinstance(read_server(str(home)), ServerFile)
 
 
+def test_a_refusal_reaches_who_still_sends(home: Path) -> None:
+    """The server says that a body is too large as soon as it knows, and does not take the rest."""
+    ensure_server()
+    with connect() as client, pytest.raises(ApiError) as caught:
+        client.submit("x" * (64 << 20))
+    assert (caught.value.status, caught.value.code) == (413, "too-large")
+
+
 def test_slow_clients_are_in_nobodys_way(home: Path) -> None:
     server = ensure_server()
     slow = []

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -35,23 +34,14 @@ _MIB = 1024 * 1024
 _log = logging.getLogger("remuda.server")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """How the process was started."""
-
-    ready_fd: int | None
-    take_over: bool
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until stopped; the exit code."""
     gc.disable()  # imports make no garbage worth looking for: a tenth of the time to start
-    wish = _read_arguments(sys.argv[1:] if arguments is None else arguments)
-    word = _Word(wish.ready_fd)
+    word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
     try:
         configured = settings.load()
         home = Home(str(configured.home))
-        home.claim(take_over=wish.take_over)
+        home.claim(wait_s=configured.whole("server.start_timeout_s"))
     except Busy:
         word.say("busy")
         return 0
@@ -214,9 +204,8 @@ class _Word:
         return 1
 
 
-def _read_arguments(arguments: Sequence[str]) -> Wish:
-    fd = int(arguments[arguments.index("--ready-fd") + 1]) if "--ready-fd" in arguments else None
-    return Wish(ready_fd=fd, take_over="--take-over" in arguments)
+def _read_fd(arguments: Sequence[str]) -> int | None:
+    return int(arguments[arguments.index("--ready-fd") + 1]) if "--ready-fd" in arguments else None
 
 
 def _describe(address: str, listen: str | None, started_at: datetime) -> ServerFile:

@@ -42,8 +42,8 @@ class Home:
     def file(self, *names: str) -> str:
         return os.path.join(self.path, *names)
 
-    def claim(self, *, wait_s: float = 10.0, take_over: bool = False) -> None:
-        """Take the lock, or wait for a server that is just stopping. Raises Busy, HomeError."""
+    def claim(self, *, wait_s: float) -> None:
+        """Take the lock, or wait for a server that is just stopping or starting. Raises Busy, HomeError."""
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._make_private()
@@ -51,7 +51,7 @@ class Home:
         except OSError as error:
             raise home_error(self.path, error) from error
         self.shared = on_network(self.path)
-        if self.shared and not take_over:
+        if self.shared:
             self._check_other_host()
         deadline = time.monotonic() + wait_s
         while not _try_lock(lock):

@@ -3,8 +3,10 @@
 Speaks what our server answers: a Content-Length or chunked body. One connection is used by one thread.
 """
 
+import select
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from remuda.client.errors import Lost, Unreachable
 
@@ -59,7 +61,8 @@ class Connection:
         connection = self._open()
         connection.settimeout(timeout_s)
         try:
-            self._send(connection, head, body)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have said why before it stopped to listen
+                self._send(connection, head, body)
             return self._read_answer(connection)
         except Lost:
             self.close()
@@ -85,7 +88,11 @@ class Connection:
 
     def _open(self) -> socket.socket:
         if self._socket is not None:
-            return self._socket
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if not poll.poll(0):
+                return self._socket
+            self.close()  # nobody asked, so what came is its end: the server has closed it while it was idle
         try:
             if self.address.startswith("unix:"):
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
