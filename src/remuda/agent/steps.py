@@ -145,11 +145,13 @@ class Steps:
         self._owner.say("running", setup_reused=reused)
         if self.process is None:
             return  # and has ended already
+        from .work.meters import Usage
         from .work.watch import Watch
 
+        mark = b"" if self._work.image is None else f"REMUDA_GANG={self._config.gang}".encode()
         self._watch = Watch(
             self._owner.say,
-            self.process.guardian,
+            Usage(self.process.guardian, mark),
             progress=self._places.progress,
             checkpoint=find_checkpoint(self._places, self._work),
             idle_s=self._work.idle_s,

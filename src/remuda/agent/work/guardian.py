@@ -196,12 +196,19 @@ def sweep() -> None:
     for _ in range(500):
         for pid in descendants(os.getpid()):
             _signal(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
+        if not reap():
             return
         select.select([], [], [], 0.01)
+
+
+def reap() -> bool:
+    """Let ended children go; False when there are no others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def prctl(option: int, value: int) -> bool:

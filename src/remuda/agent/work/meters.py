@@ -12,10 +12,12 @@ GPU_EVERY_S = 10.0
 
 
 class Usage:
-    """CPU and memory of all processes below a guardian."""
+    """CPU and memory of all processes below a guardian; of a container, of those that carry `mark`."""
 
-    def __init__(self, guardian: int) -> None:
+    def __init__(self, guardian: int, mark: bytes = b"") -> None:
         self._guardian = guardian
+        self._mark = mark
+        self.known = True  # an engine's processes can be hidden from us
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._before: dict[int, int] = {}
@@ -26,7 +28,9 @@ class Usage:
     def look(self) -> None:
         """Measure; processes that came and went between two looks are not seen."""
         now, ticks, pages = time.monotonic(), {}, 0
-        for pid in descendants(self._guardian):
+        found = list_marked(self._mark) if self._mark else descendants(self._guardian)
+        self.known = bool(found)
+        for pid in found:
             try:
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
@@ -38,6 +42,20 @@ class Usage:
         self.cpu_percent = round(100 * used / self._ticks / max(0.001, now - self._at), 1)
         self.memory_mib = round(pages * self._page / 1048576, 1)
         self._before, self._at = ticks, now
+
+
+def list_marked(mark: bytes) -> list[int]:
+    """Processes with this variable in their environment, as far as we may see it."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if mark in file.read().split(b"\0"):
+                        found.append(int(name))
+            except OSError:
+                continue
+    return found
 
 
 def measure_gpus(devices: list[str], indices: list[int]) -> int:

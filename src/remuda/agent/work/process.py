@@ -6,7 +6,7 @@ import os
 import socket
 
 from ..loop import READ
-from .guardian import guard, sweep
+from .guardian import guard, reap, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Process:
         self._control.close()
         self._control = None
         if self._told:
-            os.waitpid(self.guardian, os.WNOHANG)
+            reap()
         else:
             sweep()  # somebody killed the guardian, so that what it guarded is ours to end
         while self._output >= 0:

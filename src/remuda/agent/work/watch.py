@@ -7,11 +7,12 @@ import os
 import time
 
 from ..outbox import time_text
-from .meters import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .meters import Usage
 
     Say = Callable[..., None]
 
@@ -82,11 +83,11 @@ class Checkpoints:
 class Watch:
     """All of it, on a clock of the caller's: `tick` about once a second, `wrote` with each piece of output."""
 
-    def __init__(self, say: Say, guardian: int, *, progress: str, checkpoint: str | None, idle_s: float | None) -> None:
+    def __init__(self, say: Say, usage: Usage, *, progress: str, checkpoint: str | None, idle_s: float | None) -> None:
         self._say = say
         self._progress = Progress(progress)
         self._checkpoints = Checkpoints(checkpoint) if checkpoint else None
-        self.usage = Usage(guardian)
+        self.usage = usage
         self.gpus: dict[str, float] = {}
         self.memory_mib = 0  # what the work may use where the kernel keeps no limit; 0: it does, or there is none
         self._idle_s = idle_s
@@ -124,7 +125,11 @@ class Watch:
     def _measure(self, now: float) -> None:
         self._looked_at = now
         self.usage.look()
-        if self.usage.cpu_percent >= IDLE_CPU_PERCENT or self.gpus.get("gpu_percent", 0) >= IDLE_GPU_PERCENT:
+        if (
+            not self.usage.known
+            or self.usage.cpu_percent >= IDLE_CPU_PERCENT
+            or self.gpus.get("gpu_percent", 0) >= IDLE_GPU_PERCENT
+        ):
             self._busy_at = now
         if now - self._told_at >= TELEMETRY_S - 0.5:
             self._told_at = now
