@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from remuda.api import views
 from remuda.api.house import House, house_of
 from remuda.api.openapi import document
+from remuda.api.routes import views
 from remuda.api.wire import read, reply
 from remuda.client import wire
 from remuda.control.sweep import Stray, Sweep

@@ -8,11 +8,11 @@ from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from remuda.api import views
 from remuda.api.errors import Problem
 from remuda.api.house import House, house_of
 from remuda.api.openapi import document
-from remuda.api.submission import submit_task
+from remuda.api.routes import views
+from remuda.api.routes.submission import submit_task
 from remuda.api.wire import MIB, read, reply
 from remuda.client import wire
 from remuda.client.ids import PATTERN
