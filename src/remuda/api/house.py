@@ -12,8 +12,11 @@ from starlette.requests import Request
 from remuda.api.execs import Execs
 from remuda.api.tokens import Tokens
 from remuda.api.watch import Watch
+from remuda.catalog.query import Matches
 from remuda.control.plant import Plant
-from remuda.domain.jobs import Order
+from remuda.domain.jobs import Job, Order
+from remuda.domain.tasks import Resources
+from remuda.planner.prospects import Market, match
 from remuda.settings import Settings
 from remuda.store.base import Store
 from remuda.store.blobs import BlobStore
@@ -22,6 +25,23 @@ from remuda.store.secrets import Sealer
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Matched:
+    """Which offers of a market fit what: the same for all jobs that ask for the same, until the market changes."""
+
+    def __init__(self) -> None:
+        self._market: Market | None = None
+        self._matches: dict[Resources, Matches] = {}
+
+    def of(self, market: Market, job: Job) -> Matches:
+        """The offers that can carry one node of the job."""
+        if market is not self._market:
+            self._market, self._matches = market, {}
+        need = job.task.resources
+        if need not in self._matches:
+            self._matches[need] = match(job, market)
+        return self._matches[need]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +64,7 @@ class House:
     database: str
     on_network: bool = False
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
+    matches: Matched = field(default_factory=Matched)
     snapshots: set[str] = field(default_factory=set)  # frozen folders that were seen to be complete
     polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
 

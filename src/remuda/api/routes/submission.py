@@ -18,7 +18,7 @@ from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
 from remuda.domain.units import Money, format_duration, format_rate, format_usd
 from remuda.planner.placements import Situation
-from remuda.planner.prospects import Market, Prospects, find_prospects, match
+from remuda.planner.prospects import Market, Prospects, find_prospects
 from remuda.spec import parse_task
 from remuda.store.base import NotFound, Stale
 
@@ -158,8 +158,9 @@ async def check_places(house: House, task: Task, ask: wire.Submission, now: date
 
 
 def _look(house: House, job: Job, market: Market, now: datetime) -> Prospects:
+    matches = house.matches.of(market, job)
     situation = Situation(submitted_at=now)
-    return find_prospects(job, market, match(job, market), house.plant.places.objections, situation=situation, now=now)
+    return find_prospects(job, market, matches, house.plant.places.objections, situation=situation, now=now)
 
 
 def _price(task: Task, offer: Offer) -> str:
