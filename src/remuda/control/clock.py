@@ -1,6 +1,7 @@
 """The only place that knows what time it is, in production and where time is made up."""
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from selectors import SelectorKey, SelectSelector
@@ -75,7 +76,8 @@ class _JumpingSelector(SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
             raise NothingLeft("every task waits, and no timer is set")
-        self.elapsed += max(0.0, timeout)
+        if timeout > 0:  # always forward, also where the step is smaller than what a float can tell apart
+            self.elapsed = max(self.elapsed + timeout, math.nextafter(self.elapsed, math.inf))
         return []
 
 
@@ -83,6 +85,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+        self._clock_resolution = 1e-6  # a timer that is due but for a float's rounding is due
 
     def time(self) -> float:
         return self._jumping.elapsed

@@ -77,13 +77,13 @@ def _queued(view: JobView, now: datetime) -> Action:
 
 def _starting(view: JobView, now: datetime) -> Action:
     attempt = view.attempt
+    if view.job.stop_reason is not None:
+        return Turn(phase=JobPhase.STOPPING, reason=view.job.stop_reason)
     if attempt is not None and attempt.number == view.job.attempt:
         if attempt.phase in _SETTLED:
             return _settle(view, attempt)
         if attempt.phase is AttemptPhase.RUNNING and view.job.phase is JobPhase.STARTING:
             return Turn(phase=JobPhase.RUNNING, reason=f"runs on {attempt.offer.key}")
-    if view.job.stop_reason is not None:
-        return Turn(phase=JobPhase.STOPPING, reason=view.job.stop_reason)
     return _limits(view, now)
 
 
@@ -133,8 +133,6 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
             return Requeue(kind="capacity", reason=attempt.reason, avoid=_doubled(job, "capacity", FIRST_AVOID))
         case Outcome.REFUSED:
             return Requeue(kind="refused", reason=attempt.reason, avoid=REFUSED_AVOID)
-        case Outcome.STOPPED if job.stop_reason is not None:
-            return _stopped(job, attempt.exit_code)
         case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
             avoid = timedelta(0) if attempt.offer.shared else _doubled(job, "node", FIRST_AVOID)
             return _again_or_fail(view, attempt, "node", retry.node, avoid)
@@ -145,8 +143,6 @@ def _again_or_fail(
 ) -> Action:
     job = view.job
     used = job.retries.get(kind, 0)
-    if job.stop_reason is not None:
-        return _stopped(job, attempt.exit_code)
     if allowed is not None and used >= allowed:
         tries = f" (tried {used + 1} times)" if used else ""
         return Turn(phase=JobPhase.FAILED, reason=f"{attempt.reason}{tries}", exit_code=attempt.exit_code)
