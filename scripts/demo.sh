@@ -12,27 +12,43 @@ cat >"$REMUDA_CONFIG" <<'T'
 [providers.local]
 price_usd_hr = 3.60
 T
-epochs=100
-[ -n "${DEMO_SHORT:-}" ] && epochs=25
 task=examples/digits/task.yaml
+short=() epochs=100
+[ -n "${DEMO_SHORT:-}" ] && short=(--param epochs=25) epochs=25
 
-say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
-stop_server() { remuda down --all --yes >/dev/null 2>&1 || true; remuda server stop >/dev/null 2>&1 || true; }
-trap stop_server EXIT
+if [ -t 1 ]; then bold=$'\e[1m' blue=$'\e[1;34m' plain=$'\e[0m'; else bold='' blue='' plain=''; fi
+heading() { printf '\n%s%s%s\n' "$blue" "$*" "$plain"; }
+show() {
+    printf '%s$ %s%s\n' "$bold" "$*" "$plain"
+    "$@"
+}
+watcher=
+leave() {
+    [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
+    remuda down --all --yes >/dev/null 2>&1 || true
+    remuda server stop >/dev/null 2>&1 || true
+}
+trap leave EXIT
 
-echo "Not part of this demo: GPUs, cloud accounts and containers. What it needs: this machine, and torch (installed by the task's own setup, once)."
+echo "A small network learns to read handwritten digits; it loses its machine halfway and goes on from its checkpoint."
+echo "Needed: this machine, and torch, which the task's own setup installs once. Not shown, as it cannot be had everywhere:"
+echo "GPUs, cloud accounts, containers. The machine's price of \$3.60/h is made up, so that there is a bill to read."
 
-say "remuda plan $task --limit 5"
-remuda plan $task --limit 5 --param epochs=$epochs
+heading "1. What would it cost, and where?"
+show remuda plan $task --limit 5 "${short[@]}"
 
-say "remuda run $task --yes --param epochs=$epochs"
-remuda run $task --yes --param epochs=$epochs --detach -o json >.cache/demo/job.json
-name=$(.venv/bin/python -c 'import json; print(json.load(open(".cache/demo/job.json"))["name"])')
-# In the background: once a third of the epochs is done, the machine is taken away.
-.venv/bin/python scripts/demo_preempt.py "$name" $((epochs / 3)) &
+heading "2. Run it here. After a third of the epochs, a fire drill in the background takes the machine away:"
+printf '%s$ remuda drill preempt NAME --notice 5s%s\n' "$bold" "$plain"
+last=$(remuda ps --all -o json | .venv/bin/python -c 'import json, sys; print(max([j["id"] for j in json.load(sys.stdin)], default=""))')
+.venv/bin/python scripts/demo_preempt.py "$last" $((epochs / 3)) &
 watcher=$!
-remuda logs -f "$name"
-wait $watcher
+show remuda run $task --yes "${short[@]}"
+wait "$watcher"
+watcher=
 
-say "remuda events $name"
-remuda events "$name"
+name=$(remuda ps --limit 1 -o json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[0]["name"])')
+heading "3. What happened, step by step"
+show remuda events "$name"
+
+heading "4. The bill, line by line"
+show remuda cost "$name"

@@ -1,23 +1,43 @@
-"""Run the fire drill `remuda drill preempt NAME` once a job has done so many epochs; called by scripts/demo.sh."""
+"""Run the fire drill `remuda drill preempt` on the job that the demo starts next, once it has done so many epochs.
+
+Called by scripts/demo.sh with the id of the newest job before it (ids grow with time) and the number of epochs. It
+says nothing where all goes well, since the terminal belongs to `remuda run`.
+"""
 
 import json
 import subprocess
 import sys
 import time
+from typing import Any
+
+_TRIES = 4800  # twenty minutes, most of them for the first installation of torch
 
 
-def main(name: str, epochs: int) -> int:
-    for _ in range(2400):  # ten minutes, most of them for the first installation of torch
-        shown = subprocess.run(["remuda", "status", name, "-o", "json"], capture_output=True, text=True, check=True)
-        job = json.loads(shown.stdout)
-        if job["phase"] in ("done", "failed", "stopped"):
-            print(f"demo: {name} was {job['phase']} before it could be preempted", file=sys.stderr)
-            return 1
-        if any(node["progress"].get("done", 0) >= epochs for a in job["attempts"][-1:] for node in a["nodes"]):
-            return subprocess.run(["remuda", "drill", "preempt", name, "--notice", "5s"], check=False).returncode
+def main(last: str, epochs: int) -> int:
+    for _ in range(_TRIES):
         time.sleep(0.25)
-    print(f"demo: {name} made no progress for ten minutes", file=sys.stderr)
+        job = _newer(last)
+        if job is None:
+            continue
+        if job["phase"] in ("done", "failed", "stopped"):
+            print(f"demo: {job['name']} was {job['phase']} before it could be preempted", file=sys.stderr)
+            return 1
+        nodes = _remuda("status", job["name"])["attempts"][-1:]
+        if any(node["progress"].get("done", 0) >= epochs for attempt in nodes for node in attempt["nodes"]):
+            drill = ["remuda", "drill", "preempt", job["name"], "--notice", "5s"]
+            return subprocess.run(drill, check=False, stdout=subprocess.DEVNULL).returncode
+    print("demo: the job made no progress for twenty minutes", file=sys.stderr)
     return 1
+
+
+def _newer(last: str) -> dict[str, Any] | None:
+    jobs = [job for job in _remuda("ps", "--limit", "1") if job["id"] > last]
+    return jobs[0] if jobs else None
+
+
+def _remuda(*arguments: str) -> Any:
+    shown = subprocess.run(["remuda", *arguments, "-o", "json"], capture_output=True, text=True, check=True)
+    return json.loads(shown.stdout)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ cd "$(dirname "$0")/.."
 group=${1:-user}
 stamp=.venv/.setup-$group
 sum=$(cat pyproject.toml constraints.txt scripts/setup.sh src/remuda/__init__.py | sha256sum | cut -d' ' -f1)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ] && [ -x .venv/bin/remuda ]; then exit 0; fi
+for made in "$stamp" .venv/.setup-dev; do  # what tests need holds what users need
+    if [ -f "$made" ] && [ "$(cat "$made")" = "$sum" ] && [ -x .venv/bin/remuda ]; then exit 0; fi
+done
 
 python=${PYTHON:-}
 for candidate in python3 python3.13 python3.12 python3.11; do
@@ -22,19 +24,23 @@ if [ -z "$python" ]; then
 fi
 if [ ! -x .venv/bin/python ]; then
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        echo "setup: $python has no venv module"
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            echo "setup: $python has no venv module; installing Debian's python3-venv"
+            export DEBIAN_FRONTEND=noninteractive
             apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null
         else
-            echo "setup: run 'sudo apt-get install python3-venv' and try again" >&2
+            echo "setup: $python has no venv module; run 'sudo apt-get install python3-venv' and try again" >&2
             exit 1
         fi
     fi
     echo "setup: making .venv with $("$python" --version)"
     "$python" -m venv .venv
+    .venv/bin/python -m pip uninstall -qq --disable-pip-version-check --yes setuptools  # 4 MB that nothing needs
 fi
-echo "setup: installing remuda${group:+ ($group)} and what it needs"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . 
+what="remuda and what it needs"
+[ "$group" = dev ] && what="$what, with what tests and checks need"
+echo "setup: installing $what"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 if [ "$group" = dev ]; then
     .venv/bin/python - <<'P' >.venv/dev-requirements.txt
 import pathlib, tomllib

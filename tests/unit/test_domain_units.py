@@ -101,6 +101,7 @@ def test_shown_to_people() -> None:
         "$1.20",
         "$1,234,567.89",
     ]
-    lengths = (0.42, 42, 185, 7800, 273600)
-    assert [format_duration(timedelta(seconds=each)) for each in lengths] == ["0.4s", "42s", "3m05s", "2h10m", "3d04h"]
+    lengths = (0.42, 5, 42, 185, 7800, 273600)
+    shown = [format_duration(timedelta(seconds=each)) for each in lengths]
+    assert shown == ["0.4s", "5s", "42s", "3m05s", "2h10m", "3d04h"]
     assert [format_memory(mib) for mib in (512, 1536, 81920)] == ["512 MiB", "1.5 GiB", "80 GiB"]

@@ -18,26 +18,31 @@ if TYPE_CHECKING:
 @output_option
 def command(name: str, project: str, follow: bool, output: str) -> None:
     """Tell a job's story, each step with its reason."""
-    columns = [
-        Column("at", "TIME (UTC)"),
-        Column("id", hidden=True),
-        Column("attempt", "TRY", right=True),
-        Column("rank", right=True),
-        Column("kind"),
-        Column("text", wide=True),
-    ]
+    from remuda.cli.story import story_line
+
     with session() as client:
         if follow and output == "table":
             for event in client.follow(project, name):
-                click.echo(event_line(event))
+                click.echo(f"{event.at:%H:%M:%S}  {story_line(event)}")
             return
         events: list[EventView] = []
         while page := client.events(project, name, after=events[-1].id if events else 0).events:
             events += page
-    rows_out(columns, [(e.at, e.id, e.attempt, e.rank, e.kind, e.text) for e in events], output)
+    _events_out(events, output)
 
 
-def event_line(event: "EventView") -> str:
-    """One event as one line."""
-    rank = f" rank {event.rank}" if event.rank is not None else ""
-    return f"{event.at:%H:%M:%S}  {event.kind}{rank}: {event.text}"
+def _events_out(events: "list[EventView]", output: str) -> None:
+    # A story of one day says the day once.
+    days = {event.at.date() for event in events}
+    clock = len(days) == 1
+    columns = [
+        Column(
+            "at", f"{min(days):%Y-%m-%d}" if clock else "TIME (UTC)", (lambda at: f"{at:%H:%M:%S}") if clock else None
+        ),
+        Column("id", hidden=True),
+        Column("attempt", "TRY", right=True),
+        Column("rank", right=True),
+        Column("kind"),
+        Column("text", wrap=True),
+    ]
+    rows_out(columns, [(e.at, e.id, e.attempt or None, e.rank, e.kind, e.text) for e in events], output)

@@ -41,7 +41,8 @@ def follow(client: "Client", project: str, name: str, *, after: int = 0, first: 
         summary_out(client, job)
     except KeyboardInterrupt:
         click.echo(f"\ndetached: {name} goes on without this terminal", err=True)
-        click.echo(f"come back: remuda logs -f {name}    stop it: remuda stop {name}", err=True)
+        there = name if project == "default" else f"{name} -p {project}"
+        click.echo(f"come back: remuda logs -f {there}    stop it: remuda stop {there}", err=True)
         sys.exit(_DETACHED)
     sys.exit(exit_code(job))
 

@@ -23,7 +23,8 @@ class Column:
     """One column. `name` is the key in JSON and CSV and carries the unit; `title` heads the table.
 
     `show` turns a raw value that is not None into text for people. `wide` columns give way first where the
-    terminal is narrow; `hidden` ones appear in JSON and CSV only.
+    terminal is narrow; `hidden` ones appear in JSON and CSV only. A `wrap` column, the last one, goes on below itself
+    instead of being cut.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Column:
     right: bool = False
     wide: bool = False
     hidden: bool = False
+    wrap: bool = False
 
 
 def output_option(function: _F) -> _F:
@@ -118,7 +120,8 @@ def _write_table(
     widths = _shrink(heads, widths, out)
     out.write(_bold(_line(heads, titles, widths), out) + "\n")
     for row_texts in texts:
-        out.write(_line(heads, row_texts, widths) + "\n")
+        for line in _wrapped(heads, row_texts, widths):
+            out.write(_line(heads, line, widths) + "\n")
 
 
 def _text(head: Column | None, value: object) -> str:
@@ -144,6 +147,16 @@ def _line(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) 
     return _GAP.join(cells).rstrip()
 
 
+def _wrapped(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> list[Sequence[str]]:
+    """The row, and what its last column has no room for on rows below it."""
+    if not heads[-1].wrap or len(texts[-1]) <= widths[-1]:
+        return [texts]
+    import textwrap
+
+    first, *more = textwrap.wrap(texts[-1], max(widths[-1], _NARROWEST)) or [""]
+    return [[*texts[:-1], first], *([*("" for _ in texts[:-1]), line] for line in more)]
+
+
 def _shrink(heads: Sequence[Column], widths: list[int], out: TextIO) -> list[int]:
     """Take what a terminal has no room for from the wide columns, the widest first; never when piped."""
     if not out.isatty():
@@ -152,7 +165,7 @@ def _shrink(heads: Sequence[Column], widths: list[int], out: TextIO) -> list[int
 
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - shutil.get_terminal_size().columns
     while excess > 0:
-        wide = [index for index, head in enumerate(heads) if head.wide and widths[index] > _NARROWEST]
+        wide = [index for index, head in enumerate(heads) if (head.wide or head.wrap) and widths[index] > _NARROWEST]
         if not wide:
             break
         widest = max(wide, key=lambda index: widths[index])

@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from remuda.cli import shown
+from remuda.cli.bar import Bar
+from remuda.cli.story import Story
 
 if TYPE_CHECKING:
     from remuda.client.wire import EventView, JobDetail
@@ -39,14 +40,9 @@ def open_screen(job: "JobDetail") -> Iterator[Screen]:
         plain.flush()
         return
     live = _Live(job)
-    with live.progress:
+    with live.live:
         yield live
         live.flush()
-
-
-def event_text(event: "EventView") -> str:
-    rank = f" on rank {event.rank}" if event.rank is not None else ""
-    return f"{event.kind}{rank}: {event.text}"
 
 
 def job_ranks(job: "JobDetail") -> int:
@@ -85,6 +81,7 @@ class _Plain:
 
     def __init__(self, several: bool) -> None:
         self._lines = _Lines() if several else None
+        self._story = Story(several)
 
     def log(self, rank: int, data: bytes) -> None:
         out = sys.stdout.buffer
@@ -96,32 +93,26 @@ class _Plain:
             sys.stdout.buffer.write(_with_rank(rank, [line]))
 
     def event(self, event: "EventView") -> None:
-        click.echo(f"[remuda {event.at:%H:%M:%S}] {event_text(event)}", err=True)
+        for step in self._story.tell(event):
+            click.echo(f"[remuda {step.at:%H:%M:%S}] {self._story.text(step)}", err=True)
 
     def job(self, job: "JobDetail") -> None:
         """Nothing: progress is for people."""
 
 
 class _Live:
-    """Log and story scroll by above a bar that shows the phase, the progress and the task's own figures."""
+    """Log and story scroll by above a line that shows the phase, the progress and the task's own figures."""
 
     def __init__(self, job: "JobDetail") -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.live import Live
 
         self._console = Console(highlight=False, soft_wrap=True)
-        self.progress = Progress(
-            SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._bar = self.progress.add_task(job.name, total=None, figures=job.phase)
+        self._bar = Bar(job)
+        self.live = Live(self._bar, console=self._console, transient=True, refresh_per_second=8)
         self._lines = _Lines()
         self._several = job_ranks(job) > 1
+        self._story = Story(self._several)
 
     def log(self, rank: int, data: bytes) -> None:
         if lines := self._lines.take(rank, data):
@@ -142,18 +133,8 @@ class _Live:
     def event(self, event: "EventView") -> None:
         from rich.text import Text
 
-        self._console.print(Text(f"{event.at:%H:%M:%S} {event_text(event)}", style="dim cyan"))
+        for step in self._story.tell(event):
+            self._console.print(Text(f"{step.at:%H:%M:%S}  {self._story.text(step)}", style="cyan"))
 
     def job(self, job: "JobDetail") -> None:
-        progress = next((n.progress for a in job.attempts[-1:] for n in a.nodes if n.progress), {})
-        values: dict[str, Any] = {"description": f"{job.name} {job.phase}", "figures": _figures(job, progress)}
-        total, done = progress.get("total"), progress.get("done")
-        if isinstance(total, int | float) and isinstance(done, int | float):
-            values |= {"total": total, "completed": done}
-        self.progress.update(self._bar, **values)
-
-
-def _figures(job: "JobDetail", progress: dict[str, float | str]) -> str:
-    if job.phase == "queued":
-        return f"number {job.queue_position} in the queue" if job.queue_position else job.reason
-    return shown.show_progress(progress) or job.reason
+        self._bar.show(job)

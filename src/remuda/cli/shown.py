@@ -38,7 +38,7 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
         parts.append(f"{_number(progress['done'])}/{_number(progress['total'])} {unit}".strip())
     parts += [f"{name} {_number(value)}" for name, value in figures(progress).items()]
     if isinstance(left := progress.get("left_s"), int | float):
-        parts.append(f"{show_seconds(left)} left")
+        parts.append(f"{show_seconds(round(left))} left")
     return "  ".join(parts)
 
 

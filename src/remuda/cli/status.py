@@ -61,7 +61,7 @@ def _attempts_out(job: "JobDetail", output: str) -> None:
         Column("exit_code", "EXIT", right=True),
         Column("place", wide=True),
         Column("started", show=shown.show_ago),
-        Column("reason", wide=True),
+        Column("reason", wrap=True),
     ]
     rows = [(a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason) for a in job.attempts]
     if rows:
@@ -80,7 +80,7 @@ def _nodes_out(job: "JobDetail", output: str) -> None:
         Column("address"),
         Column("heard_at", "HEARD", shown.show_ago),
         Column("use", wide=True),
-        Column("exit_reason", "REASON", wide=True),
+        Column("exit_reason", "REASON", wrap=True),
     ]
     rows = [
         (n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason)

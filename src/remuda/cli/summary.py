@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from remuda.client import Client
     from remuda.client.wire import CostView, JobDetail
     from remuda.costs.bill import Elsewhere
+    from remuda.domain.offers import Offer
 
 
 def summary_out(client: "Client", job: "JobDetail") -> None:
@@ -86,11 +87,20 @@ def elsewhere_out(elsewhere: "list[Elsewhere]", file_is_error: bool = False) -> 
 
     from remuda.domain.units import format_rate, format_usd
 
+    bases = {e.basis for e in elsewhere}
     columns = [
         Column("place", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}", wide=True),
         Column("rate", "PRICE", format_rate, right=True),
         Column("cost", "WOULD COST", format_usd, right=True),
-        Column("basis", wide=True),
+        Column("basis", wrap=True, hidden=len(bases) == 1),
     ]
-    rows = [(e.offer.key, e.offer.rate.times(1), e.cost, e.basis) for e in elsewhere]
-    rows_out(columns, rows, file=sys.stderr if file_is_error else sys.stdout)
+    rows = [(_place_text(e.offer), e.offer.rate.times(1), e.cost, e.basis) for e in elsewhere]
+    out = sys.stderr if file_is_error else sys.stdout
+    rows_out(columns, rows, file=out)
+    if len(bases) == 1:
+        out.write(f"  ({bases.pop()})\n")
+
+
+def _place_text(offer: "Offer") -> str:
+    gpus = f" {offer.accelerator}:{offer.accelerator_count}" if offer.accelerator else ""
+    return f"{offer.provider} {offer.zone or offer.region} {offer.instance_type}{gpus} {offer.purchase}"

@@ -134,10 +134,10 @@ def format_rate(rate: HourlyRate) -> str:
 
 
 def format_duration(length: timedelta) -> str:
-    """A length of time for people: "0.4s", "42s", "3m05s", "2h10m", "3d04h"."""
+    """A length of time for people: "0.4s", "5s", "42s", "3m05s", "2h10m", "3d04h"."""
     seconds = length.total_seconds()
     if seconds < 10:
-        return f"{seconds:.1f}s"
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
