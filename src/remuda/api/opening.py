@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from remuda.agent.bundle import make_command
+from remuda.agent.bundle import make_archive, make_command
 from remuda.api.execs import Execs
 from remuda.api.home import Home
 from remuda.api.house import House
@@ -72,6 +72,8 @@ async def open_house(
                 installation=installation,
                 home=root / "providers",
                 agent_command=make_command(),
+                agent_archive=make_archive,
+                server_address=address,
                 now=clock.now,
             ),
             clock,

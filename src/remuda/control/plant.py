@@ -18,7 +18,16 @@ from remuda.control.sweep import EVERY, SWEEP, Sweep, Sweeper
 from remuda.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from remuda.control.worklist import Worklist
 from remuda.domain.jobs import Job
-from remuda.providers.base import Carrier, Closes, Provider, ProviderError, RunsAgentsHere, SharesHosts, SignalsChanges
+from remuda.providers.base import (
+    Carrier,
+    Carries,
+    Closes,
+    Provider,
+    ProviderError,
+    RunsAgentsHere,
+    SharesHosts,
+    SignalsChanges,
+)
 from remuda.store.base import NotFound, Store
 
 _HOSTS = "hosts"  # the key under which shared hosts are published
@@ -83,7 +92,9 @@ class Plant:
         )
         self.sweeper = Sweeper(store, self.places, clock)
         self._webhooks = Webhooks(store, clock, surroundings.post)
-        self.jobs = JobDesk(store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived)
+        self.jobs = JobDesk(
+            store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived, notify=self._notify
+        )
         self._driver = Driver(self, self._worklist, clock)
         self._task: asyncio.Task[None] | None = None
 
@@ -158,6 +169,8 @@ class Plant:
             for name, provider in self._providers.items():
                 if isinstance(provider, SignalsChanges):
                     group.create_task(self._follow(name, provider))
+                if isinstance(provider, Carries):
+                    group.create_task(self._carry(name, provider))
 
     async def _follow(self, name: str, provider: SignalsChanges) -> None:
         """Turn a provider's signals into looks; without them the polls would find out, later."""
@@ -174,6 +187,15 @@ class Plant:
                 continue
             self._jobs.look_now(gang)
             self.hint(attempt.job_id)
+
+    async def _carry(self, name: str, provider: Carries) -> None:
+        """Keep a provider carrying; its agents work on alone while it does not."""
+        while True:
+            try:
+                await provider.carry()
+            except (ProviderError, OSError) as error:
+                _log.warning("a place carries nothing for now", exc_info=error, extra={"provider": name})
+            await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
 
     async def _publish_hosts(self) -> None:
         known = {host.name: host for host in await self._store.hosts()}

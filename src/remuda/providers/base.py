@@ -214,6 +214,18 @@ class Introduces(Protocol):
 
 
 @runtime_checkable
+class Carries(Protocol):
+    """A provider whose nodes cannot reach the control plane: it carries their agents' requests itself.
+
+    Tunnels, mailboxes and streams are made here, as this provider's nodes need them; what arrives goes to
+    `ProviderContext.server_address`, byte for byte, and its agents' configurations name the near end.
+    """
+
+    async def carry(self) -> None:
+        """Carry for every gang of this installation until cancelled; a lost line is taken up again."""
+
+
+@runtime_checkable
 class Closes(Protocol):
     """A provider that holds files or connections of its own; what it launched goes on without it."""
 
@@ -234,4 +246,6 @@ class ProviderContext:
     home: Path  # a folder of its own, mode 0700
     settings: Mapping[str, Scalar]
     agent_command: Sequence[str] = ()  # starts the agent on this machine; the config file's path is appended
+    agent_archive: Callable[[], bytes] | None = None  # the agent as one file that any Python >= 3.8 runs
+    server_address: str = ""  # where the control plane listens: unix:/path or http(s)://host:port
     now: Callable[[], datetime] = wall_clock

@@ -77,13 +77,22 @@ def load(
     installation: str,
     home: Path,
     agent_command: Sequence[str] = (),
+    agent_archive: Callable[[], bytes] | None = None,
+    server_address: str = "",
     now: Callable[[], datetime] = wall_clock,
 ) -> dict[str, Provider]:
     """Make the enabled providers, each with a folder of its own under `home`; only these are imported.
 
     Raises BadSettings, and Refused where a provider cannot be made as it is configured.
     """
-    maker = Maker(installation=installation, home=home, agent_command=agent_command, now=now)
+    maker = Maker(
+        installation=installation,
+        home=home,
+        agent_command=agent_command,
+        agent_archive=agent_archive,
+        server_address=server_address,
+        now=now,
+    )
     return {known.name: maker.make(known, tables.get(known.name, {})) for known in enabled(tables)}
 
 
@@ -94,6 +103,8 @@ class Maker:
     installation: str
     home: Path
     agent_command: Sequence[str] = ()
+    agent_archive: Callable[[], bytes] | None = None
+    server_address: str = ""
     now: Callable[[], datetime] = wall_clock
 
     def make(self, known: Known, table: Mapping[str, Scalar]) -> Provider:
@@ -107,6 +118,8 @@ class Maker:
             home=folder,
             settings=settings,
             agent_command=tuple(self.agent_command),
+            agent_archive=self.agent_archive,
+            server_address=self.server_address,
             now=self.now,
         )
         provider: Provider = _module(known).make(context)
