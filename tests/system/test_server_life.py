@@ -210,6 +210,8 @@ def test_a_long_home_puts_the_socket_elsewhere(tmp_path: Path) -> None:
         server = ensure_server()
         assert server.address.startswith(f"unix:/tmp/remuda-{os.getuid()}/")
         assert pid_of(deep) == server.pid
+        assert kill_server(deep, signal.SIGTERM) == server.pid
+        assert not os.path.exists(server.address.removeprefix("unix:"))
 
 
 def test_a_home_on_nfs_has_its_socket_on_this_host(tmp_path: Path) -> None:
