@@ -74,13 +74,21 @@ class JobDesk:
     """Takes users' wishes. `hint` puts a job's key on the worklist, `arrived` says that one is queued."""
 
     def __init__(
-        self, store: Store, clock: Clock, ids: JobIds, *, hint: Callable[[str], None], arrived: Callable[[], None]
+        self,
+        store: Store,
+        clock: Clock,
+        ids: JobIds,
+        *,
+        hint: Callable[[str], None],
+        arrived: Callable[[], None],
+        notify: Callable[[str, str], None],
     ) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
         self._hint = hint
         self._arrived = arrived
+        self._notify = notify
 
     async def submit(
         self,
@@ -176,7 +184,10 @@ class JobDesk:
             stop_outcome=Outcome.STOPPED,
             ended_at=now if phase is JobPhase.STOPPED else None,
         )
-        return await self._write(stopped, _event(job, now, phase, reason))
+        written = await self._write(stopped, _event(job, now, phase, reason))
+        if written.phase is JobPhase.STOPPED and job.task.webhooks:
+            self._notify(job.id, "finish")
+        return written
 
     async def _retry(self, job: Job) -> Job:
         now = self._clock.now()

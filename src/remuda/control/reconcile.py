@@ -170,7 +170,7 @@ class JobReconciler:
         scene.turn_job(turn.phase, turn.reason, now, turn.exit_code)
         scene.tell(now, turn.phase, turn.reason)
         if turn.phase in JOB_ENDS:
-            scene.notices.append("finish" if turn.phase is JobPhase.DONE else "failure")
+            scene.notices.append("failure" if turn.phase is JobPhase.FAILED else "finish")
 
     def _requeue(self, scene: Scene, again: jobs.Requeue, now: datetime) -> None:
         job, attempt = scene.job, scene.latest

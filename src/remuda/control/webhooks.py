@@ -79,7 +79,7 @@ class Webhooks:
             if summary.ended_at is None or self._clock.now() - summary.ended_at > _LATELY:
                 continue
             job = await self._store.job(summary.id)
-            what = "finish" if job.phase is JobPhase.DONE else "failure"
+            what = "failure" if job.phase is JobPhase.FAILED else "finish"
             if any(what in hook.on for hook in job.task.webhooks) and not await self._was_told(job, what):
                 keys.append(webhook_key(job.id, what))
         return keys

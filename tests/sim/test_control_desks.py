@@ -1,0 +1,320 @@
+"""The desks: what users may wish, what agents may claim and report, what a sweep finds, and who is told."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from remuda.control.clock import VirtualClock, run_virtual
+from remuda.control.desk import JobIds, NotHonoured, TooLate, gang_name
+from remuda.control.plant import Plant, Surroundings
+from remuda.domain.jobs import Job, JobPhase, Node, NodePhase, Origin, Outcome
+from remuda.domain.messages import Ack, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
+from remuda.domain.tasks import Schedule, Task, Webhook
+from remuda.providers.base import Carrier, GangSpec, GangState
+from remuda.providers.fake import MANIFEST
+from remuda.providers.fake.cloud import FakeCloud
+from remuda.providers.fake.script import DEFAULT, Fate, Script
+from remuda.sim.stage import START
+from remuda.store.memory import MemoryStore
+
+T = TypeVar("T")
+HOST = HostFacts(hostname="h")
+
+
+@dataclass(slots=True)
+class House:
+    """A running control plane over a cloud whose own agents never start: the test is the agent."""
+
+    plant: Plant
+    store: MemoryStore
+    cloud: FakeCloud
+    clock: VirtualClock
+    posts: list[tuple[str, dict[str, object]]]
+
+    async def submit(self, **changes: object) -> Job:
+        task = replace(Task(name="digits", run="x", secrets=("TOKEN",)), **changes)  # type: ignore[arg-type]
+        return await self.plant.jobs.submit(task, Origin(), "default", consented=True)
+
+    async def wait(self, seconds: float = 2) -> None:
+        await self.clock.sleep_until(self.clock.now() + timedelta(seconds=seconds))
+
+    async def gang(self, job: Job) -> str:
+        return (await self.store.attempts(job.id))[-1].gang
+
+    async def node(self, job: Job, rank: int = 0) -> Node:
+        return await self.store.node((await self.store.attempts(job.id))[-1].id, rank)
+
+    async def report(self, gang: str, *messages: Message, rank: int = 0, nonce: str = "n") -> Ack | NotYours:
+        return await self.plant.agents.messages(gang, rank, nonce, messages)
+
+    def message(self, seq: int, kind: MessageKind, **fields: object) -> Message:
+        return Message(seq=seq, at=self.clock.now(), kind=kind, **fields)  # type: ignore[arg-type]
+
+
+def in_house(story: Callable[[House], Awaitable[T]], fates: Sequence[Fate] = (Fate(boots=False),) * 9) -> T:
+    async def main() -> T:
+        clock = VirtualClock(START)
+        store = MemoryStore(make_id=lambda: "test")
+        cloud = FakeCloud(MANIFEST, Script(offers=DEFAULT.offers, launches=tuple(fates)), clock.now)
+        posts: list[tuple[str, dict[str, object]]] = []
+
+        async def post(url: str, body: bytes) -> str:
+            posts.append((url, json.loads(body)))
+            return "refused" if "down" in url and len(posts) < 4 else ""
+
+        async def secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+            return {name: f"secret of {project}" for name in names}
+
+        plant = Plant(
+            store,
+            {"fake": cloud},
+            clock,
+            installation="test",
+            surroundings=Surroundings(
+                carrier=lambda gang: Carrier(address="a", token=gang),
+                open_secrets=secrets,
+                storage=lambda job: f"/storage/{job.id}",
+                post=post,
+            ),
+        )
+        await plant.start()
+        try:
+            return await story(House(plant, store, cloud, clock, posts))
+        finally:
+            await plant.stop()
+
+    return run_virtual(main())
+
+
+def test_a_claim_is_granted_once_and_the_same_nonce_gets_the_same_answer() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit(nodes=2)
+        await house.wait()
+        gang, desk = await house.gang(job), house.plant.agents
+        assert isinstance(await desk.claim(gang, 0, "n0", "1.1.1.1", HOST), Wait)
+        assert isinstance(await desk.claim(gang, 0, "other", "6.6.6.6", HOST), Refused)
+        assert isinstance(await desk.claim(gang, 2, "n2", "x", HOST), Refused)
+        assert isinstance(await desk.claim("nobody", 0, "n", "x", HOST), Refused)
+        go = await desk.claim(gang, 1, "n1", "2.2.2.2", HOST)
+        assert isinstance(go, Go)
+        assert go == await desk.claim(gang, 1, "n1", "2.2.2.2", HOST)
+        assert list(go.work.addresses) == ["1.1.1.1", "2.2.2.2"]
+        assert go.work.secrets == {"TOKEN": "secret of default"}
+        assert "secret of" not in repr(go)
+        assert go.lease == job.task.limits.unattended
+
+    in_house(story)
+
+
+def test_two_agents_that_claim_at_the_same_moment() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit()
+        await house.wait()
+        gang = await house.gang(job)
+        claims = [house.plant.agents.claim(gang, 0, f"n{i}", "a", HOST) for i in range(5)]
+        answers = await asyncio.gather(*claims)
+        assert [type(answer) for answer in answers].count(Go) == 1
+
+    in_house(story)
+
+
+def test_each_message_is_applied_once_and_in_order() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit()
+        await house.wait()
+        gang = await house.gang(job)
+        await house.plant.agents.claim(gang, 0, "n", "a", HOST)
+        running = house.message(1, MessageKind.RUNNING)
+        event = house.message(2, MessageKind.EVENT, name="note", text="hello")
+        lease = job.task.limits.unattended
+        assert await house.report(gang, event) == Ack(seq=0, lease=lease), "there is a gap before it"
+        assert await house.report(gang, event, running) == Ack(seq=2, lease=lease)
+        assert await house.report(gang, running, event) == Ack(seq=2, lease=lease)
+        told = [e.text for e in await house.store.events(job.id) if e.kind == "note"]
+        assert told == ["hello"]
+        assert isinstance(await house.report(gang, event, nonce="other"), NotYours)
+        assert isinstance(await house.report("nobody", event), NotYours)
+
+    in_house(story)
+
+
+def test_an_exit_is_done_at_once_and_then_the_claim_is_over() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit()
+        await house.wait()
+        gang = await house.gang(job)
+        await house.plant.agents.claim(gang, 0, "n", "a", HOST)
+        progress = house.message(2, MessageKind.PROGRESS, values={"loss": 0.5})
+        exited = house.message(3, MessageKind.EXITED, outcome=Outcome.SUCCEEDED, exit_code=0)
+        await house.report(gang, house.message(1, MessageKind.RUNNING), progress, exited)
+        await house.wait(0.001)
+        assert (await house.store.job(job.id)).phase is JobPhase.DONE
+        node = await house.node(job)
+        assert (node.phase, node.progress) == (NodePhase.EXITED, {"loss": 0.5})
+        await house.wait(60)
+        assert isinstance(await house.report(gang, exited), NotYours)
+        assert isinstance(await house.plant.agents.claim(gang, 0, "n", "a", HOST), Refused)
+        assert await house.plant.idle()
+
+    in_house(story)
+
+
+def test_an_order_wakes_who_waits_for_it() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit()
+        await house.wait()
+        gang, desk = await house.gang(job), house.plant.agents
+        await desk.claim(gang, 0, "n", "a", HOST)
+        assert await desk.wait_order(gang, 0, 0, timedelta(seconds=5)) is None
+        waiting = asyncio.create_task(desk.wait_order(gang, 0, 0, timedelta(hours=1)))
+        await house.wait(1)
+        before = house.clock.now()
+        await house.plant.jobs.stop("default", "digits")
+        order = await waiting
+        assert order is not None
+        assert (order.kind, order.seconds) == ("stop", 10)
+        assert house.clock.now() - before < timedelta(milliseconds=1)
+        assert await desk.order(gang, 0, order.seq) is None
+
+    in_house(story)
+
+
+def test_a_wrong_clock_on_a_node_moves_no_times() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit()
+        await house.wait()
+        gang = await house.gang(job)
+        await house.plant.agents.claim(gang, 0, "n", "a", HOST)
+        claimed_at = (await house.node(job)).claimed_at
+        early = replace(house.message(1, MessageKind.RUNNING), at=START - timedelta(days=9))
+        late = replace(house.message(2, MessageKind.EXITED, exit_code=1), at=START + timedelta(days=9))
+        await house.report(gang, early, late)
+        node = await house.node(job)
+        assert node.running_at == claimed_at
+        assert node.exited_at == house.clock.now()
+        assert node.exit_outcome is Outcome.NODE, "an exit without an outcome is the node's fault"
+
+    in_house(story)
+
+
+def test_a_stop_of_a_queued_job_is_immediate_and_stopping_twice_is_no_error() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit(schedule=Schedule(at=START + timedelta(days=1)))
+        stopped = await house.plant.jobs.stop("default", job.name)
+        assert stopped.phase is JobPhase.STOPPED
+        again = await house.plant.jobs.stop("default", job.id)
+        assert (again.phase, again.reason) == (JobPhase.STOPPED, "stopped by the user")
+        retried = await house.plant.jobs.retry("default", job.name)
+        assert (retried.phase, retried.stop_reason) == (JobPhase.QUEUED, None)
+        with pytest.raises(TooLate):
+            await house.plant.jobs.retry("default", job.name)
+        with pytest.raises(TooLate):
+            await house.plant.jobs.drill_preempt("default", job.name, timedelta(seconds=5))
+
+    in_house(story)
+
+
+def test_a_schedule_that_repeats_is_refused_with_its_reason() -> None:
+    async def story(house: House) -> None:
+        with pytest.raises(NotHonoured, match=r"schedule\.cron"):
+            await house.submit(schedule=Schedule(cron="0 * * * *"))
+
+    in_house(story)
+
+
+def test_names_are_unique_and_ids_sort_by_time() -> None:
+    async def story(house: House) -> list[Job]:
+        return [await house.submit() for _ in range(50)]
+
+    jobs = in_house(story)
+    assert [job.name for job in jobs[:3]] == ["digits", "digits-2", "digits-3"]
+    assert [job.id for job in jobs] == sorted({job.id for job in jobs})
+    assert all(len(job.id) == 16 for job in jobs)
+    assert len(gang_name("installation", f"{jobs[0].id}-1000")) <= 63
+
+
+def test_ids_made_in_one_moment_still_grow() -> None:
+    async def main() -> list[str]:
+        ids = JobIds(VirtualClock(START), Random(1).getrandbits)
+        return [ids.make() for _ in range(1000)]
+
+    made = run_virtual(main())
+    assert made == sorted(set(made))
+
+
+def test_a_sweep_wants_two_witnesses() -> None:
+    async def story(house: House) -> None:
+        stray = GangSpec(
+            name="rm-x-stray", installation="test", offer=DEFAULT.offers[2], nodes=1,
+            carrier=Carrier(address="a", token="t"), lease=timedelta(hours=1),
+        )  # fmt: skip
+        await house.cloud.launch(stray)
+        job = await house.submit()
+        await house.wait()
+        sweeper = house.plant.sweeper
+        first = await sweeper.sweep(remove=True)
+        assert [(found.gang, found.sure, found.removed) for found in first.strays] == [("rm-x-stray", False, False)]
+        await house.wait(150)
+        dry = await sweeper.sweep(remove=False)
+        assert [(found.sure, found.removed) for found in dry.strays] == [(True, False)]
+        wet = await sweeper.sweep(remove=True)
+        assert [(found.sure, found.removed) for found in wet.strays] == [(True, True)]
+        await house.wait(60)
+        wanted = await house.gang(job)
+        living = [seen.name for seen in await house.cloud.gangs() if seen.state is not GangState.ENDED]
+        assert living == [wanted]
+
+    in_house(story)
+
+
+def test_down_stops_every_job_and_removes_what_nobody_knows() -> None:
+    async def story(house: House) -> None:
+        stray = GangSpec(
+            name="rm-x-stray", installation="test", offer=DEFAULT.offers[2], nodes=1,
+            carrier=Carrier(address="a", token="t"), lease=timedelta(hours=1),
+        )  # fmt: skip
+        await house.cloud.launch(stray)
+        for _ in range(3):
+            await house.submit()
+        await house.wait()
+        report = await house.plant.down()
+        assert [(found.gang, found.removed) for found in report.strays] == [("rm-x-stray", True)]
+        await house.wait(300)
+        assert await house.plant.idle()
+        assert all(seen.state is GangState.ENDED for seen in await house.cloud.gangs())
+
+    in_house(story)
+
+
+def test_webhooks_are_told_once_and_tried_again() -> None:
+    async def story(house: House) -> None:
+        hooks = (
+            Webhook(url="https://up.example/path?key=hidden"),
+            Webhook(url="https://down.example/", on=("finish", "failure")),
+            Webhook(url="https://not.example/", on=("budget",)),
+        )
+        job = await house.submit(
+            webhooks=hooks, env={"PASSWORD": "hidden"}, schedule=Schedule(at=START + timedelta(days=1))
+        )
+        late = await house.submit(webhooks=hooks)
+        await house.wait()
+        gang = await house.gang(late)
+        await house.plant.agents.claim(gang, 0, "n", "a", HOST)
+        await house.report(gang, house.message(1, MessageKind.EXITED, outcome=Outcome.EXIT, exit_code=3))
+        await house.wait(300)
+        assert [url for url, _ in house.posts].count("https://up.example/path?key=hidden") == 1
+        assert [url for url, _ in house.posts].count("https://down.example/") >= 2
+        assert {payload["event"] for _, payload in house.posts} == {"failure"}
+        assert {payload["exit_code"] for _, payload in house.posts} == {3}
+        assert "hidden" not in json.dumps([payload for _, payload in house.posts])
+        told = [event.text for event in await house.store.events(late.id) if event.kind == "webhook"]
+        assert sorted(told) == ["failure: down.example was told", "failure: up.example was told"]
+        assert not [event for event in await house.store.events(job.id) if event.kind == "webhook"]
+
+    in_house(story)
