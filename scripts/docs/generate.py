@@ -1,14 +1,17 @@
-"""Writes every generated page of docs/reference again; tests fail when one is stale. Called by `make docs`."""
+"""Writes every generated page or part of a page again; tests fail when one is stale. Called by `make docs`."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import cli
+import states
 import task_file
 
 _FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 # Pages that a room's own module prints.
 _PRINTED = {
+    "api.md": "remuda.api.reference",
     "errors.md": "remuda.api.errors",
     "providers.md": "remuda.providers.registry",
     "settings.md": "remuda.settings",
@@ -17,6 +20,8 @@ _PRINTED = {
 
 def main() -> None:
     task_file.main()
+    states.main()
+    cli.main()
     for name, module in _PRINTED.items():
         done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, check=True)
         (_FOLDER / name).write_text(done.stdout)
