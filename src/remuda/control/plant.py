@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from remuda.control.agents import AgentDesk, OpenSecrets, Supplies
+from remuda.control.agents.desk import AgentDesk, OpenSecrets, Supplies
 from remuda.control.clock import Clock
 from remuda.control.desk import JobDesk, JobIds, gang_name
 from remuda.control.loop import Driver

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from remuda.control import attempts as gangs
 from remuda.control import jobs
-from remuda.control.agents import AgentDesk, first_lease
+from remuda.control.agents.desk import AgentDesk, first_lease
 from remuda.control.attempts import AttemptView, Look, Seen, decide_attempt
 from remuda.control.clock import Clock
 from remuda.control.jobs import JobView, decide_job

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from remuda.control.agents.reports import apply_messages
+from remuda.control.agents.work import make_assignment
 from remuda.control.clock import Clock
 from remuda.control.jobs import MARGIN, cap_of
-from remuda.control.reports import apply_messages
-from remuda.control.work import make_assignment
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
 from remuda.domain.messages import Ack, Assignment, Go, HostFacts, Message, NotYours, Refused, Wait

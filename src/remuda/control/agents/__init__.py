@@ -1,0 +1,1 @@
+"""Where agents claim their work, report, and hear what is wanted of them."""
