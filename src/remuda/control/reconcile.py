@@ -91,6 +91,8 @@ class JobReconciler:
     async def _pass(self, job_id: str) -> timedelta | None:
         job = await self._store.job(job_id)
         attempts = await self._store.attempts(job_id)
+        if any(attempt.number > job.attempt for attempt in attempts):
+            return _AT_ONCE  # the queue placed the job between the two reads: its new attempt is wanted
         # Places are asked before the nodes are read: an agent reports its end before its place can show it.
         for attempt in attempts:
             if attempt.phase is not AttemptPhase.ENDED:
