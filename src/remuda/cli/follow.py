@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Item = tuple[int, bytes] | EventView | Failure | None
 
 _LOOK_S = 0.5  # how often the job's progress is read again
+_BILL_S = 2.0  # how long the summary waits for the end of the bill
 _DETACHED = 130  # as a shell reports an interrupt
 
 
@@ -36,7 +37,7 @@ def follow(client: "Client", project: str, name: str, *, after: int = 0, first: 
         job = client.job(project, name)
         with open_screen(job) as screen:
             _show(client, job, screen, after, first)
-            job = client.job(project, name)
+            job = _billed(client, project, name)
             screen.job(job)
         summary_out(client, job)
     except KeyboardInterrupt:
@@ -45,6 +46,16 @@ def follow(client: "Client", project: str, name: str, *, after: int = 0, first: 
         click.echo(f"come back: remuda logs -f {there}    stop it: remuda stop {there}", err=True)
         sys.exit(_DETACHED)
     sys.exit(exit_code(job))
+
+
+def _billed(client: "Client", project: str, name: str) -> "JobDetail":
+    """The job when its last gang is gone and its bill complete; as it is where its place takes longer for that."""
+    until = monotonic() + _BILL_S
+    while True:
+        job = client.job(project, name)
+        if all(attempt.phase == "ended" for attempt in job.attempts) or monotonic() > until:
+            return job
+        sleep(_BILL_S / 50)
 
 
 def exit_code(job: "JobDetail") -> int:

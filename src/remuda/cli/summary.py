@@ -26,7 +26,7 @@ def summary_out(client: "Client", job: "JobDetail") -> None:
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
         pairs.append(("why", job.reason))
-    if result := last_figures(job):
+    if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar says it there
         pairs.append(("result", "  ".join(f"{name} {value}" for name, value in result.items())))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
@@ -61,7 +61,8 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
     at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
     times = f", {shown.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
-    return f"{shown.show_money(cost.total_micros)} here ({attempts}{times})"
+    far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
+    return f"{shown.show_money(cost.total_micros)} here{far} ({attempts}{times})"
 
 
 def price_elsewhere(job: "JobDetail", cost: "CostView") -> "list[Elsewhere]":
