@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from remuda.control.agents.desk import AgentDesk, OpenSecrets, Supplies
+from remuda.control.agents.desk import AgentDesk, OpenSecrets, ReadBlob, Supplies
 from remuda.control.clock import Clock
 from remuda.control.desk import JobDesk, JobIds, gang_name
 from remuda.control.loop import Driver
@@ -43,6 +43,7 @@ class Surroundings:
     carrier: Callable[[str], Carrier]  # how the agents of a gang reach us
     open_secrets: OpenSecrets
     storage: Callable[[Job], str]  # a job's folder that outlives its attempts
+    read_blob: ReadBlob | None = None  # parts of frozen folders
     post: Post | None = None  # how webhooks are sent; None: by HTTP
 
 
@@ -68,6 +69,7 @@ class Plant:
             open_secrets=surroundings.open_secrets,
             storage=surroundings.storage,
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
+            read_blob=surroundings.read_blob,
         )
         self.agents = AgentDesk(store, clock, self.hint, supplies)
         self._queue = QueueReconciler(

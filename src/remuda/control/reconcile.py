@@ -11,7 +11,7 @@ from typing import assert_never
 
 from remuda.control import attempts as gangs
 from remuda.control import jobs
-from remuda.control.agents.desk import AgentDesk, first_lease
+from remuda.control.agents.desk import AgentDesk, first_lease, lease_paid_by
 from remuda.control.attempts import AttemptView, Look, Seen, decide_attempt
 from remuda.control.clock import Clock
 from remuda.control.jobs import JobView, decide_job
@@ -29,7 +29,6 @@ QUEUE = "queue"  # the key of the queue's reconciler on the same worklist
 ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
 _FIRST_LOOK = timedelta(seconds=3)  # after an accepted launch; short work is over by then and needs none
 _LONGEST = timedelta(days=1)  # between two looks at a job that has a limit
-_LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
 _STEPS = 50  # of one pass; a pass that needs more goes on in the next
 _AT_ONCE = timedelta(0)
 
@@ -163,10 +162,9 @@ class JobReconciler:
         cap = jobs.cap_of(scene.job)
         if cap is None or not rate.micros_per_hour:
             return
-        left = max(0, cap.micros - spent.micros)
+        left = Money(max(0, cap.micros - spent.micros))
         for attempt in scene.open:
-            paid = timedelta(hours=min(_LONGEST_H, left / rate.micros_per_hour))
-            self._out.agents.afford(attempt.id, now + paid - scene.job.task.grace - jobs.MARGIN)
+            self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, scene.job))
 
     def _turn(self, scene: Scene, turn: jobs.Turn, now: datetime) -> None:
         scene.turn_job(turn.phase, turn.reason, now, turn.exit_code)

@@ -17,6 +17,7 @@ from remuda.control.jobs import MARGIN, cap_of
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
 from remuda.domain.messages import Ack, Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
+from remuda.domain.units import HourlyRate, Money
 from remuda.store.base import Changes, NotFound, Stale, Store
 
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
@@ -24,6 +25,7 @@ _LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven ye
 _TRIES = 8  # of a write that meets a newer version
 _OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 
+ReadBlob = Callable[[str], Awaitable[bytes]]  # by its hash; raises NotFound
 OpenSecrets = Callable[[str, Sequence[str]], Awaitable[dict[str, str]]]  # project, names -> plain values
 
 
@@ -34,6 +36,7 @@ class Supplies:
     open_secrets: OpenSecrets
     storage: Callable[[Job], str]  # the job's folder that outlives attempts
     accelerators: Callable[[Job, Attempt], int]  # per node
+    read_blob: ReadBlob | None = None  # None: there are no frozen folders here
 
 
 class AgentDesk:
@@ -172,7 +175,18 @@ class AgentDesk:
             accelerators=self._supplies.accelerators(job, attempt),
             secrets=secrets,
             storage=self._supplies.storage(job),
+            manifest=await self._manifest(job),
         )
+
+    async def _manifest(self, job: Job) -> bytes | None:
+        """What the frozen folder holds, where the key of the setup depends on parts of it."""
+        snapshot, read = job.origin.snapshot, self._supplies.read_blob
+        if job.task.setup_uses is None or snapshot is None or read is None:
+            return None
+        try:
+            return await read(snapshot)
+        except NotFound:
+            return None  # the agent will miss it too, and say so
 
     async def _messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours:
         now = self._clock.now()
@@ -212,4 +226,10 @@ def _paid_until(job: Job, attempt: Attempt) -> datetime | None:
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return None
-    return attempt.created_at + timedelta(hours=min(_LONGEST_H, cap.micros / rate)) - job.task.grace - MARGIN
+    return attempt.created_at + lease_paid_by(cap, HourlyRate(rate), job)
+
+
+def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
+    """How long `left` pays for work at `rate`, less what its end takes; where that is most of it, half of it."""
+    paid = timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
+    return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -8,15 +8,27 @@ from collections.abc import Mapping, Sequence
 from remuda.domain.jobs import Attempt, Job, Node
 from remuda.domain.messages import Assignment, CheckpointWork
 from remuda.domain.tasks import Checkpoint, Task, Transfer, Workdir
+from remuda.spec.uses import is_used
 
 # Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
 _FIRST_PORT, _PORTS = 20000, 12000
 
 
 def make_assignment(
-    job: Job, attempt: Attempt, nodes: Sequence[Node], *, accelerators: int, secrets: Mapping[str, str], storage: str
+    job: Job,
+    attempt: Attempt,
+    nodes: Sequence[Node],
+    *,
+    accelerators: int,
+    secrets: Mapping[str, str],
+    storage: str,
+    manifest: bytes | None = None,
 ) -> Assignment:
-    """The work of one attempt. `secrets` are opened values by name; `storage` is the job's folder at its place."""
+    """The work of one attempt.
+
+    `secrets` are opened values by name; `storage` is the job's folder at its place; `manifest` is the frozen working
+    folder's, which the key of a setup with `uses` is made from.
+    """
     task = job.task
     return Assignment(
         job=job.name,
@@ -29,7 +41,8 @@ def make_assignment(
         accelerators_per_node=accelerators,
         run=task.run,
         setup=task.setup,
-        setup_key=setup_key(job),
+        setup_key=setup_key(job, manifest),
+        setup_uses=task.setup_uses,
         image=task.image,
         env=dict(task.env),
         secrets=dict(secrets),
@@ -44,14 +57,37 @@ def make_assignment(
     )
 
 
-def setup_key(job: Job) -> str | None:
-    """A hash of everything that a setup can see; equal keys mean that a finished setup serves again."""
+def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
+    """A hash of everything that a setup can see; equal keys mean that a finished setup serves again.
+
+    With `uses`, that is the content of these files, where the manifest of the frozen folder is given; otherwise the
+    whole folder. Parameters count where the setup names their variables; `${{ params.x }}` is in its text already.
+    """
     task = job.task
     if task.setup is None:
         return None
-    parts = [task.setup, task.image, sorted(task.env.items()), sorted(task.secrets), _params(task)]
-    seen = json.dumps([*parts, job.origin.snapshot, _git(task.workdir)])
-    return f"sha256-{hashlib.sha256(seen.encode()).hexdigest()}"
+    params = _params(task) if names_params(task.setup) else None
+    parts = [task.setup, task.image, sorted(task.env.items()), sorted(task.secrets), params]
+    folder: list[object] = [job.origin.snapshot, _git(task.workdir), task.setup_uses]
+    if task.setup_uses is not None and manifest is not None:
+        folder = _used(manifest, task.setup_uses)
+    return f"sha256-{hashlib.sha256(json.dumps([*parts, folder]).encode()).hexdigest()}"
+
+
+def names_params(setup: str) -> bool:
+    """Whether a setup may see the parameters as variables; the agent decides the same way."""
+    return "REMUDA_PARAM_" in setup
+
+
+def _used(manifest: bytes, uses: Sequence[str]) -> list[object]:
+    """What the files of `uses` are: path and content, or path and target of a link."""
+    files = json.loads(manifest)["files"]
+    found = [
+        (each["path"], each.get("sha256"), each.get("mode"), each.get("link"))
+        for each in files
+        if is_used(each["path"], uses)
+    ]
+    return ["uses", *sorted(found, key=lambda each: str(each[0]))]
 
 
 def _params(task: Task) -> list[tuple[str, str]]:
