@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The main job, as a user would run it: plan it everywhere, run it here, lose the node, resume, read the bill.
 # Called by `make demo`. It keeps everything in .cache/demo and stops what it started.
-#   DEMO_SHORT=1   a quarter of the epochs
+#   DEMO_SHORT=1    a quarter of the epochs
+#   DEMO_EPOCHS=15  that many
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export REMUDA_HOME=$PWD/.cache/demo/home REMUDA_CONFIG=$PWD/.cache/demo/settings.toml
@@ -13,8 +14,9 @@ cat >"$REMUDA_CONFIG" <<'T'
 price_usd_hr = 3.60
 T
 task=examples/digits/task.yaml
-short=() epochs=100
-[ -n "${DEMO_SHORT:-}" ] && short=(--param epochs=25) epochs=25
+epochs=${DEMO_EPOCHS:-${DEMO_SHORT:+25}}
+short=(${epochs:+--param "epochs=$epochs"})
+epochs=${epochs:-100}
 
 if [ -t 1 ]; then bold=$'\e[1m' blue=$'\e[1;34m' plain=$'\e[0m'; else bold='' blue='' plain=''; fi
 heading() { printf '\n%s%s%s\n' "$blue" "$*" "$plain"; }

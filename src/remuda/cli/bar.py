@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _LONGEST = 40  # of the bar itself, in characters
 _SHORTEST = 6  # a shorter one says nothing
 _NAME = 24
+_ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 
 
 class Bar:
@@ -33,6 +34,8 @@ class Bar:
         self._part: float | None = None
         if isinstance(total, int | float) and isinstance(done, int | float) and total > 0:
             self._part = min(1.0, max(0.0, done / total))
+        if job.phase in shown.ENDED:
+            progress = {name: value for name, value in progress.items() if name != "left_s"}
         self._text = _text(job, progress)
         self._phase = job.phase
 
@@ -40,10 +43,12 @@ class Bar:
         from rich.text import Text
 
         room = options.max_width - 1
-        spin = str(self._spinner.render(monotonic()))
-        line = Text.assemble(spin, " ", (self._name, "bold"), no_wrap=True, overflow="ellipsis")
-        if self._phase != "running" or self._part is None:
-            line.append(f" {self._phase}", style=shown.COLORS.get(self._phase, ""))
+        color = shown.COLORS.get(self._phase, "")
+        mark = _ENDED.get(self._phase) or str(self._spinner.render(monotonic()))
+        mark = "*" if options.ascii_only else mark
+        line = Text.assemble((mark, color), " ", (self._name, "bold"), no_wrap=True, overflow="ellipsis")
+        if self._phase not in ("running", "done") or self._part is None:
+            line.append(f" {self._phase}", style=color)
         figures = Text(f"  {self._text}" if self._text else "")
         width = min(_LONGEST, room - line.cell_len - figures.cell_len - 2)
         if self._part is not None and width >= _SHORTEST:

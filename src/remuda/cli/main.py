@@ -34,6 +34,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "Say per provider whether it is configured and what it lacks."),
 }
 
+# How `remuda --help` and the reference order them.
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Describe and plan": ("init", "validate", "offers", "plan", "catalog"),
+    "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "exec"),
+    "Account and clean up": ("cost", "diff", "nodes", "drill", "down", "gc"),
+    "Set up": ("check", "secret", "server"),
+}
+
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
@@ -62,14 +70,20 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        longest = max(map(len, COMMANDS))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), COMMANDS[name][1]) for name in names])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="remuda %(version)s")
 def cli() -> None:
-    """One control plane for every GPU a team can rent or own."""
+    """One control plane for every GPU a team can rent or own.
+
+    The first hour: `remuda init` writes a task file, `remuda plan task.yaml` says what it would cost and where,
+    `remuda run task.yaml` runs it.
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
 @param_option
 @click.option("-d", "--detach", is_flag=True, help="Submit and return at once.")
 @click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")

@@ -109,7 +109,7 @@ class _Live:
 
         self._console = Console(highlight=False, soft_wrap=True)
         self._bar = Bar(job)
-        self.live = Live(self._bar, console=self._console, transient=True, refresh_per_second=8)
+        self.live = Live(self._bar, console=self._console, refresh_per_second=8)
         self._lines = _Lines()
         self._several = job_ranks(job) > 1
         self._story = Story(self._several)
