@@ -243,3 +243,7 @@ async def test_a_snapshot_must_be_complete(api: Api) -> None:
     await api.http.put(f"{blobs}/{digest}", content=file)
     made = await api.submit(text, origin=origin)
     assert (await api.house.store.job(made["id"])).origin.snapshot == snapshot
+    text = "{name: u, run: 'true', workdir: ., setup: {run: make, uses: [gone.txt]}}"
+    refused = (await api.post_job(text, origin=origin)).json()
+    assert refused["code"] == "invalid-task"
+    assert "`setup.uses` names gone.txt" in refused["message"]

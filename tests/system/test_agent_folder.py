@@ -210,3 +210,55 @@ def test_work_that_fills_the_disk_is_reported_all_the_same() -> None:
         assert rig.finish() == 0
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("exit", 3)
         assert rig.stub.log_size > 700_000
+
+
+def test_setup_sees_what_it_uses_alone_and_its_work_is_laid_over_the_whole_folder() -> None:
+    setup = """find . -type f | sort; echo built >src/pkg/native.so; echo two >generated; mkdir -p out; echo x >out/made
+    env | grep -c PARAM_LR || ln -s src link"""
+    run = "find . -type f | sort; cat generated out/made link/pkg/native.so train.py; echo $REMUDA_PARAM_LR"
+    files = {"a.txt": b"a", "src/pkg/x.c": b"c", "src/other": b"o", "generated": b"one\n", "out": b"a file\n"}
+    with make_rig(run=run, setup=setup, setup_key="k", setup_uses=["a.txt", "src/pkg"], params={"lr": 0.1}) as rig:
+
+        def finish(train: bytes) -> str:
+            snapshot = rig.stub.add_folder({**files, "train.py": train})
+            rig.stub.work["workdir"] = {"snapshot": snapshot}
+            assert rig.finish() == 0
+            assert rig.exited()["outcome"] == "succeeded", rig.output()
+            return rig.output()
+
+        whole = "./a.txt\n./generated\n./out/made\n./src/other\n./src/pkg/native.so\n./src/pkg/x.c\n./train.py\n"
+        seen = "./a.txt\n./src/pkg/x.c\n0\n"
+        assert finish(b"first\n") == f"{seen}{whole}two\nx\nbuilt\nfirst\n0.1\n"
+        again(rig, 2)
+        assert finish(b"second\n") == f"{whole}two\nx\nbuilt\nsecond\n0.1\n"
+        assert rig.stub.last("running")["setup_reused"] is True
+
+
+def test_setup_that_uses_what_is_not_there_is_told() -> None:
+    with make_rig(run="true", setup="true", setup_key="k", setup_uses=["gone.txt"]) as rig:
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"a": b"a"})}
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert rig.exited()["reason"] == "the setup uses gone.txt, which is not in the working folder"
+
+
+def test_setup_uses_parts_of_a_git_commit() -> None:
+    run = "find . -path ./.git -prune -o -type f -print | sort"
+    with make_rig(run=run, setup=f"{run}; echo new >made", setup_key="k", setup_uses=["sub"]) as rig:
+        repository = rig.folder / "repo"
+        for name in ("a", "sub/b", "sub/deep/c"):
+            (repository / name).parent.mkdir(parents=True, exist_ok=True)
+            (repository / name).write_text(name)
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(repository)]
+        for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+            subprocess.run([*git, *arguments], check=True)
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True).stdout.decode().strip()
+        rig.stub.work["git"] = {"url": str(repository), "commit": commit}
+        assert rig.finish() == 0
+        assert rig.output() == "./sub/b\n./sub/deep/c\n./a\n./made\n./sub/b\n./sub/deep/c\n"
+
+
+def test_setup_sees_the_parameters_that_it_names() -> None:
+    with make_rig(run="true", setup="echo $REMUDA_PARAM_LR", setup_key="k", params={"lr": 0.1}) as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "0.1\n"

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -136,6 +137,7 @@ tasks = st.builds(
     project=slugs,
     run=filled,
     setup=st.none() | filled,
+    setup_uses=st.none() | st.lists(slugs, max_size=2, unique=True).map(tuple),
     tags=st.dictionaries(slugs, texts, max_size=2),
     priority=st.integers(-100, 100),
     resources=resources,
@@ -158,7 +160,12 @@ tasks = st.builds(
     | st.builds(Work, flops=st.floats(1, 1e30), efficiency=st.floats(0.001, 1))
     | st.builds(Work, samples=st.floats(1, 1e30), rates=st.dictionaries(slugs, st.floats(1, 1e9), min_size=1)),
     grace=st.integers(0, 3600).map(lambda count: timedelta(seconds=count)),
-)
+).map(lambda task: task if task.setup and task.workdir and not task.image else replace(task, setup_uses=None))
+
+
+def _setup(task: Task) -> object:
+    text = escape(task.setup) if task.setup else None
+    return text if task.setup_uses is None else {"run": text, "uses": list(task.setup_uses)}
 
 
 def written(task: Task) -> dict[str, Any]:
@@ -179,7 +186,7 @@ def written(task: Task) -> dict[str, Any]:
         name=task.name,
         project=task.project,
         run=escape(task.run),
-        setup=escape(task.setup) if task.setup else None,
+        setup=_setup(task),
         tags={name: escape(value) for name, value in task.tags.items()},
         priority=task.priority,
         nodes=task.nodes,

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from remuda.domain.tasks import (
     Workdir,
 )
 from remuda.domain.units import HourlyRate, Money
-from remuda.spec import SpecError, parse_task
+from remuda.spec import SpecError, load_task, parse_task
 from remuda.spec.fields.hints import TOP_HINTS, sections
 from remuda.spec.fields.task import TASK
 from remuda.spec.problems import Notes
@@ -322,6 +323,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "checkpoint": {"path": "p"},
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
     "retry": {"exit": 1},
+    "setup": {"run": "make"},
 }
 EXAMPLES = [
     (section.path, field.name, field.example)
@@ -345,7 +347,8 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     document = {**beside, **document}
     for part in reversed([part for part in path.split(".") if part]):
         document = {part: document if part not in ("inputs", "outputs") else [document]}
-    task = parse_task(json.dumps({"run": "x", "params": {"lr": 1}, **document}), now=NOW)
+    document = {"run": "x", "params": {"lr": 1}, **({"workdir": "."} if "setup" in document else {}), **document}
+    task = parse_task(json.dumps(document), now=NOW)
     assert task != parse_task("run: x\nparams: {lr: 1}")
 
 
@@ -358,3 +361,26 @@ def test_hints_are_for_keys_that_do_not_exist() -> None:
     for section in sections(TASK):
         assert not set(section.hints) & {field.name for field in section.fields}, section.path
     assert "num_nodes" in TOP_HINTS
+
+
+def test_setup_may_name_what_it_uses() -> None:
+    task = parse_task("{run: x, workdir: ., setup: {run: make, uses: [./a.txt, src/]}}")
+    assert (task.setup, task.setup_uses) == ("make", ("a.txt", "src"))
+    assert parse_task("{run: x, setup: make}").setup_uses is None
+    assert parse_task("{run: x, setup: {run: make, uses: []}}").setup_uses == ()
+    assert "there is no `workdir`" in one("run: x\nsetup: {run: make, uses: [a]}")
+    assert "leads out" in one("run: x\nworkdir: .\nsetup: {run: make, uses: [../a]}")
+    assert "`setup.run` is missing" in one("run: x\nworkdir: .\nsetup: {uses: [a]}")
+    assert "not honoured with an `image`" in one("run: x\nworkdir: .\nimage: a\nsetup: {run: make, uses: [a]}")
+
+
+def test_what_a_setup_uses_must_be_in_the_frozen_folder(tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text("{run: x, workdir: ., setup: {run: make, uses: [a.txt, b.txt]}}")
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.txt").touch()
+    assert load_task(file).task.setup_uses == ("a.txt", "b.txt")
+    (tmp_path / ".remudaignore").write_text("b.txt")
+    with pytest.raises(SpecError, match=r"`setup\.uses` names b\.txt, which is not in the frozen") as caught:
+        load_task(file)
+    assert "leaves it out" in str(caught.value)

@@ -163,6 +163,7 @@ class Work:
         self.run = fields.text("run")
         self.setup = fields.text_or_none("setup")
         self.setup_key = fields.text_or_none("setup_key")
+        self.setup_uses = fields.texts("setup_uses") if fields.has("setup_uses") else None  # None: the whole folder
         self.image = fields.text_or_none("image")
         self.env = fields.table("env")
         self.secrets = fields.table("secrets")

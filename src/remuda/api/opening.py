@@ -65,6 +65,7 @@ async def open_house(
         clock, watch, root = WallClock(), Watch(), Path(home.path)
         seen, tokens, sealer = watched(store, watch), load_tokens(home.file("agents.key")), Sealer(root / "key")
         installation = await store.installation()
+        blobs = BlobStore(root / "blobs")
         plant = Plant(
             seen,
             registry.load(
@@ -78,13 +79,13 @@ async def open_house(
             ),
             clock,
             installation=installation,
-            surroundings=make_surroundings(seen, sealer, tokens, address, root / "storage"),
+            surroundings=make_surroundings(seen, sealer, tokens, blobs, address, root / "storage"),
         )
         house = House(
             store=seen,
             plant=plant,
             logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
-            blobs=BlobStore(root / "blobs"),
+            blobs=blobs,
             sealer=sealer,
             tokens=tokens,
             execs=Execs(watch),
@@ -106,7 +107,9 @@ async def open_house(
         await store.close()
 
 
-def make_surroundings(store: Store, sealer: Sealer, tokens: Tokens, address: str, storage: Path) -> Surroundings:
+def make_surroundings(
+    store: Store, sealer: Sealer, tokens: Tokens, blobs: BlobStore, address: str, storage: Path
+) -> Surroundings:
     """What control needs of us: how agents reach us, opened secrets, folders that outlive attempts."""
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -114,8 +117,13 @@ def make_surroundings(store: Store, sealer: Sealer, tokens: Tokens, address: str
         known = {name: sealed[name] for name in names if name in sealed}
         return await to_thread(lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()})
 
+    def read(name: str) -> bytes:
+        with blobs.open(name) as file:
+            return file.read()
+
     return Surroundings(
         carrier=lambda gang: Carrier(address=address, token=tokens.of(gang)),
         open_secrets=open_secrets,
         storage=lambda job: str(storage / job.project / job.id),
+        read_blob=lambda name: to_thread(read, name),
     )

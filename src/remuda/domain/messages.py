@@ -81,6 +81,7 @@ class Assignment:
     run: str
     setup: str | None = None
     setup_key: str | None = None  # equal keys: a finished setup can be used again
+    setup_uses: Sequence[str] | None = None  # all of the working folder that the setup sees; None: the whole of it
     image: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)

@@ -158,6 +158,7 @@ class Task:
     project: str = "default"
     run: str
     setup: str | None = None
+    setup_uses: tuple[str, ...] | None = None  # all of the working folder that the setup sees; None: the whole of it
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0  # -100..100, higher goes first
     params: dict[str, Scalar] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 `load_task` and `parse_task` give a task or raise SpecError, which says everything that is wrong with the file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +34,10 @@ def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datet
     file = Path(path)
     text = _read(file)
     task = parse_task(text, file=str(path), params=params, now=now)
-    return LoadedTask(task=task, text=text, folder=file.resolve().parent)
+    loaded = LoadedTask(task=task, text=text, folder=file.resolve().parent)
+    if task.setup_uses and task.workdir is not None and task.workdir.path is not None:
+        _check_uses(loaded.folder / task.workdir.path, task.setup_uses, str(path))
+    return loaded
 
 
 def parse_task(
@@ -66,6 +69,25 @@ def parse_task(
     assert task is not None
     settled = {name: written.value for name, written in values.items() if written is not None}
     return replace(task, name=task.name or slug(Path(file).stem) or "task", params=settled)
+
+
+def _check_uses(folder: Path, uses: Sequence[str], file: str) -> None:
+    """Raises SpecError where the folder would be frozen without a file that the setup uses."""
+    from remuda.spec.ignore import list_files
+    from remuda.spec.uses import explain_unused
+
+    try:
+        paths = set(list_files(folder)) if folder.is_dir() else None
+    except OSError:
+        paths = None
+    if paths is None:
+        return  # freezing the folder says what is wrong with it
+    problems = [
+        Problem(file=file, line=0, column=0, message=message, suggestion=hint)
+        for message, hint in explain_unused(paths, uses)
+    ]
+    if problems:
+        raise SpecError(problems)
 
 
 def _read(file: Path) -> str:

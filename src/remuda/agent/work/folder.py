@@ -19,33 +19,56 @@ class CannotBuild(Exception):
     """The folder cannot be made as the task wants it; the message says why, for the user."""
 
 
-def build_folder(config: Config, work: Work, folder: str, env: dict[str, str]) -> None:
-    """Make `folder` anew. Raises CannotBuild, OSError."""
+def build_folder(config: Config, work: Work, folder: str, env: dict[str, str], only: list[str] | None = None) -> None:
+    """Make `folder` anew, of the files and folders `only` where they are named. Raises CannotBuild, OSError."""
     remove_tree(folder)
     os.makedirs(folder)
     if work.snapshot is not None:
         try:
-            unpack(Blobs(config), work.snapshot, folder)
+            unpack(Blobs(config), work.snapshot, folder, only)
         except Missing as error:
             raise CannotBuild(str(error)) from error
     elif work.git_url is not None:
         clone(work.git_url, work.git_commit or "HEAD", folder, env)
+        if only is not None:
+            reduce(folder, only)
+    for use in only or ():
+        if not os.path.lexists(os.path.join(folder, use)):
+            raise CannotBuild(f"the setup uses {use}, which is not in the working folder")
 
 
-def unpack(blobs: Blobs, snapshot: str, folder: str) -> None:
-    """Copy every file of the snapshot's manifest into the folder. Raises Missing, CannotBuild, OSError."""
+def unpack(blobs: Blobs, snapshot: str, folder: str, only: list[str] | None = None) -> None:
+    """Copy the files of the snapshot's manifest into the folder. Raises Missing, CannotBuild, OSError."""
     with open(blobs.fetch(snapshot), encoding="utf-8") as file:
         try:
             entries = json.load(file)["files"]
         except (ValueError, KeyError, TypeError) as error:
             raise CannotBuild(f"the snapshot {snapshot} of the working folder is damaged: {error}") from error
     for entry in entries:
+        if only is not None and not is_used(entry["path"], only):
+            continue
         path = inside(folder, entry["path"])
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if "link" in entry:
             os.symlink(entry["link"], path)
         else:
             copy_file(blobs.fetch(entry["sha256"]), path, stat.S_IMODE(int(entry.get("mode") or 0o644)))
+
+
+def reduce(folder: str, only: list[str]) -> None:
+    """Remove every file that is not one of `only`, or in one of them. Raises OSError."""
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in files + [name for name in folders if os.path.islink(os.path.join(parent, name))]:
+            path = os.path.join(parent, name)
+            if not is_used(os.path.relpath(path, folder), only):
+                os.unlink(path)
+        if parent != folder and not os.listdir(parent):
+            os.rmdir(parent)
+
+
+def is_used(path: str, uses: list[str]) -> bool:
+    """Whether a file is one of `uses`, or lies in one of them; the control plane makes the setup's key the same way."""
+    return any(path == use or path.startswith(use + "/") for use in uses)
 
 
 def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:

@@ -3,6 +3,8 @@
 A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps what it made: `dir`, the folder
 that it can fill under the name REMUDA_SETUP_DIR, and `tree`, the working folder as it left it, from which later
 attempts start. The file `finished` appears last. Of several agents with one key, one sets up and the others wait.
+
+A setup that names the files which it uses runs in a folder of these alone; what it made is laid over the whole one.
 """
 
 from __future__ import annotations
@@ -92,17 +94,20 @@ def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], cha
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         if os.path.exists(kept + "/finished"):
-            _restore(kept, places.work)
+            _restore(config, work, kept, places.work, env)
             return True
-        build_folder(config, work, places.work, env)
+        build_folder(config, work, places.work, env, work.setup_uses)
         remove_tree(kept + "/dir")  # half of what a failed setup made is worse than nothing
         os.mkdir(kept + "/dir")
         write_whole(places.setup, (work.setup or "") + "\n")
         os.chdir(places.work)
-        code = run([find_shell(), "-e", "-c", SHELL_LINE, places.setup], env)
+        code = run([find_shell(), "-e", "-c", SHELL_LINE, places.setup], setup_environment(work, env))
         if code:
             raise SetupFailed(code)
         _keep(kept, places.work)
+        if work.setup_uses is not None:
+            os.chdir(places.home)
+            _restore(config, work, kept, places.work, env)
     finally:
         os.close(lock)
     return False
@@ -115,9 +120,19 @@ def _keep(kept: str, folder: str) -> None:
     write_whole(kept + "/finished", json.dumps({"folder": folder, "marked": marked}), sync=True)
 
 
-def _restore(kept: str, folder: str) -> None:
+def setup_environment(work: Work, env: dict[str, str]) -> dict[str, str]:
+    """What a setup sees: no parameters unless it names them, since their values are not in its key otherwise."""
+    if "REMUDA_PARAM_" in (work.setup or ""):
+        return env
+    return {name: value for name, value in env.items() if not name.startswith("REMUDA_PARAM_")}
+
+
+def _restore(config: Config, work: Work, kept: str, folder: str, env: dict[str, str]) -> None:
     """Make the folder as a setup left it. Scripts that name the folder in which they were made name this one then."""
-    remove_tree(folder)
+    if work.setup_uses is None:
+        remove_tree(folder)
+    else:
+        build_folder(config, work, folder, env)
     copy_tree(kept + "/tree", folder)
     with open(kept + "/finished", encoding="utf-8") as file:
         found = json.load(file)

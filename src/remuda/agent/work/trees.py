@@ -24,7 +24,7 @@ def copy_file(source: str, target: str, mode: int | None = None) -> None:
 
 
 def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
-    """Copy folders, files and links into `target`, which is made; sockets and the like are left out.
+    """Copy folders, files and links into `target`, over what is there; sockets and the like are left out.
 
     Returns the relative paths of the text files that contain `marker`. Raises OSError.
     """
@@ -36,10 +36,13 @@ def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
         for entry in os.scandir(os.path.join(source, below)):
             path = os.path.join(below, entry.name)
             made = os.path.join(target, path)
-            if entry.is_symlink():
+            is_link = entry.is_symlink()
+            if os.path.lexists(made) and not (entry.is_dir() and not is_link and _is_folder(made)):
+                remove_tree(made)
+            if is_link:
                 os.symlink(os.readlink(entry.path), made)
             elif entry.is_dir():
-                os.mkdir(made)
+                os.makedirs(made, exist_ok=True)
                 todo.append(path)
             elif entry.is_file():
                 copy_file(entry.path, made)
@@ -47,6 +50,10 @@ def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
                     marked.append(path)
     _copy_modes(source, target)
     return marked
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def is_text_with(path: str, marker: bytes) -> bool:

@@ -20,6 +20,7 @@ from remuda.domain.units import Money, format_duration, format_rate, format_usd
 from remuda.planner.placements import Situation
 from remuda.planner.prospects import Market, Prospects, find_prospects
 from remuda.spec import parse_task
+from remuda.spec.uses import explain_unused
 from remuda.store.base import NotFound, Stale
 
 _KEY_AGE_S = 900  # an older key could jump the queue, for ids are in the order of submission
@@ -40,6 +41,7 @@ async def submit_task(house: House, project: str, ask: wire.Submission, key: str
     task = read_task(project, ask, text, now)
     await check_secrets(house, task)
     await check_snapshot(house, origin.snapshot)
+    await check_uses(house, task, origin.snapshot)
     await check_places(house, task, ask, now)
     try:
         job = await house.plant.jobs.submit(
@@ -123,6 +125,20 @@ async def check_snapshot(house: House, snapshot: str | None) -> None:
     if missing:
         raise Problem("snapshot-missing", f"{len(missing)} files of the working folder {snapshot[:12]}… are not here")
     house.snapshots.add(snapshot)
+
+
+async def check_uses(house: House, task: Task, snapshot: str | None) -> None:
+    """Raises Problem where the setup uses files that the frozen folder does not have."""
+    if not task.setup_uses or snapshot is None:
+        return
+    paths = await to_thread(_list_paths, house, snapshot)
+    for message, hint in explain_unused(paths, task.setup_uses):
+        raise Problem("invalid-task", message, hint)
+
+
+def _list_paths(house: House, snapshot: str) -> set[str]:
+    with house.blobs.open(snapshot) as file:
+        return {msgspec.json.decode(each["path"], type=str) for each in _decode_manifest(file.read())["files"]}
 
 
 def _missing_parts(house: House, snapshot: str) -> Sequence[str]:

@@ -22,6 +22,7 @@ from remuda.spec.fields.kinds import (
 from remuda.spec.fields.limits import CHECKPOINT, LIMITS, RETRY, inner_path
 from remuda.spec.fields.params import PARAMS
 from remuda.spec.fields.resources import RESOURCES
+from remuda.spec.fields.setup import SETUP_KIND, Setup
 from remuda.spec.fields.times import SCHEDULE, length_kind
 from remuda.spec.fields.work import WEBHOOKS, WORK
 from remuda.spec.honoured import NOT_YET, refused_url
@@ -247,9 +248,10 @@ RUN = Field(
 )
 SETUP = Field(
     name="setup",
-    kind=text_kind("shell commands"),
-    help="What each node runs before, in the same folder. A finished setup of the same text and files is reused.",
-    example="setup: pip install -r requirements.txt",
+    kind=SETUP_KIND,
+    help="What each node runs before, in the same folder: commands, or a table with the files that they use. A "
+    "finished setup of the same text and files is reused.",
+    example="setup: {run: pip install -r requirements.txt, uses: [requirements.txt]}",
 )
 TAGS = Field(
     name="tags",
@@ -373,13 +375,17 @@ def _build(table: Table) -> Task:
     for name in (*_both(secrets, env),):
         table.wrong(SECRETS, f"{name} is in `env` and in `secrets`", suggestion="delete it from one of them")
     limits, schedule = table.get(LIMITS_FIELD, Limits()), table.get(SCHEDULE_FIELD)
+    setup = table.get(SETUP)
+    if setup is not None and setup.uses is not None:
+        _check_uses(table, setup)
     if schedule is not None and schedule.at is not None:
         _check_start(table, schedule.at, limits.deadline)
     return Task(
         name=table.get(NAME, ""),
         project=table.get(PROJECT, "default"),
         run=table.get(RUN, ""),
-        setup=table.get(SETUP),
+        setup=setup.run if setup else None,
+        setup_uses=setup.uses if setup else None,
         tags=table.get(TAGS, {}),
         priority=table.get(PRIORITY, 0),
         resources=table.get(RESOURCES_FIELD, Resources()),
@@ -398,6 +404,16 @@ def _build(table: Table) -> Task:
         webhooks=tuple(each for each in table.get(WEBHOOKS_FIELD, ()) if each),
         grace=table.get(GRACE, timedelta(seconds=10)),
     )
+
+
+def _check_uses(table: Table, setup: Setup) -> None:
+    """Raise nothing; note where `uses` would mean nothing."""
+    if setup.uses and not table.has(WORKDIR):
+        hint = "add `workdir: .`, or delete `uses`"
+        table.wrong(SETUP, "`setup.uses` names files, and there is no `workdir`", suggestion=hint)
+    if table.has(IMAGE):
+        message = "`setup.uses` is not honoured with an `image`: in a container, every attempt sets up anew"
+        table.wrong(SETUP, message, suggestion="delete `uses`, or build an image that has what the setup makes")
 
 
 def _check_start(table: Table, start: datetime, deadline: datetime | None) -> None:
