@@ -1,0 +1,227 @@
+"""kill -9 of anything at any moment: no finished work is lost, nothing starts twice, no process stays, the bill fits."""
+
+import random
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.trust import User, check_bill, check_clean, kill, user_at, wait_until
+
+from remuda.client.wire import JobDetail
+
+pytestmark = pytest.mark.system
+STEPS = 8
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        user.settings("[providers.local]\nprice_usd_hr = 3600\n")
+        yield user
+
+
+def steps(user: User, name: str, pause_s: float = 0.1) -> str:
+    """A task that counts its starts, checkpoints after every step and ends with exit code 7 after the last."""
+    return f"""
+name: {name}
+checkpoint: {{path: ckpt}}
+run: |
+  echo "$REMUDA_ATTEMPT" >> {user.root}/{name}.starts
+  n=$(cat ckpt/n 2>/dev/null || echo 0)
+  while [ $n -lt {STEPS} ]; do
+    n=$((n+1)); echo "step $n"
+    echo $n > ckpt/new; mv ckpt/new ckpt/n
+    sleep {pause_s}
+  done
+  exit 7
+"""
+
+
+def starts(user: User, name: str) -> list[int]:
+    """The attempts in which the work began."""
+    path = user.root / f"{name}.starts"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def check_ran(user: User, job: JobDetail) -> None:
+    """Each attempt began its work at most once, in order, and the last one went through."""
+    began = starts(user, job.name)
+    assert began == sorted(set(began))
+    assert set(began) <= {attempt.number for attempt in job.attempts}
+    assert [attempt.number for attempt in job.attempts] == list(range(1, job.attempt + 1))
+    assert job.attempt in began
+
+
+def check_log(user: User, job: JobDetail) -> None:
+    """Every attempt's log goes on where the one before it had come to; of the last one nothing is missing."""
+    seen = 0
+    for attempt in job.attempts:
+        lines = user.log(job.name, "--attempt", str(attempt.number)).splitlines()
+        numbers = [int(line.removeprefix("step ")) for line in lines]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+        seen = max([seen, *numbers])
+    if job.exit_code == 7:
+        assert seen == STEPS
+
+
+# At chosen instants
+
+
+def rows(user: User, table: str) -> int:
+    try:
+        with sqlite3.connect(f"file:{user.home}/remuda.db?mode=ro", uri=True, timeout=5) as database:
+            found = database.execute(f"SELECT count(*) FROM {table}").fetchone()
+        database.close()
+    except sqlite3.OperationalError:  # there is no such file or table yet
+        return 0
+    return int(found[0])
+
+
+def there(user: User, pattern: str) -> bool:
+    return any((user.home / "providers/local").glob(pattern))
+
+
+INSTANTS: dict[str, Callable[[User], object]] = {
+    "job stored": lambda user: rows(user, "jobs"),
+    "intent stored": lambda user: rows(user, "attempts"),
+    "gang written": lambda user: there(user, "gangs/rm-*/gang.json"),
+    "agent started": lambda user: there(user, "gangs/rm-*/0/lock"),
+    "agent recorded": lambda user: there(user, "gangs/rm-*/0/started.json"),
+    "claim made": lambda user: there(user, "gangs/rm-*/0/claim"),
+    "work granted": lambda user: there(user, "gangs/rm-*/0/started"),
+    "work began": lambda user: starts(user, "job"),
+    "work over": lambda user: there(user, "gangs/rm-*/0/exit.json"),
+    "gang over": lambda user: there(user, "ended/rm-*.json"),
+}
+
+
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_a_server_killed_at_an_instant(user: User, instant: str) -> None:
+    """The command that follows goes on with the next server and has the whole log and the exit code."""
+    user.cli("server", "start")
+    command = user.start("run", "--yes", user.task(steps(user, "job", 0.02)))
+    wait_until(lambda: INSTANTS[instant](user) or command.poll() is not None)
+    user.kill_server()
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 7, err
+    assert out.splitlines() == [f"step {n}" for n in range(1, STEPS + 1)]
+    job = user.ended("job")
+    assert (job.phase, job.exit_code, job.attempt) == ("failed", 7, 1)
+    assert starts(user, "job") == [1]
+    assert len(user.api.jobs("default").jobs) == 1
+    check_log(user, job)
+    check_bill(user, job)
+    check_clean(user)
+
+
+def test_work_that_ends_while_no_server_runs(user: User) -> None:
+    name = user.submit(
+        f"{{name: job, run: 'echo a; while [ ! -e {user.root}/go ]; do sleep 0.02; done; echo b; exit 5'}}", "--yes"
+    )
+    user.wait(name, lambda job: bool(job.attempts and job.attempts[0].running_at))
+    user.kill_server()
+    (user.root / "go").touch()
+    wait_until(lambda: not user.worked())
+    agents = user.agents()
+    assert agents  # it waits with the end of the log and the exit code for somebody to tell
+    assert user.log(name, "-f", "--rank", "0", "--attempt", "1") == "a\nb\n"
+    job = user.ended(name)
+    assert (job.phase, job.exit_code, job.attempt) == ("failed", 5, 1)
+    check_bill(user, job)
+    check_clean(user)
+
+
+def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
+    command = user.start("run", "--yes", user.task("{name: job, run: 'echo $$ > pid; sleep 300 & sleep 300'}"))
+    user.wait("job", "running")
+    wait_until(user.worked)
+    time.sleep(0.2)
+    shell = min(user.worked())
+    kill(shell)
+    out, err = command.communicate(timeout=60)
+    assert command.returncode == 137, err
+    job = user.ended("job")
+    assert (job.phase, job.exit_code, job.attempt) == ("failed", 137, 1)
+    assert "signal 9" in job.reason
+    check_bill(user, job)
+    check_clean(user)
+
+
+def test_a_killed_agent_leaves_nothing_and_the_next_attempt_resumes(user: User) -> None:
+    name = user.submit(steps(user, "job", 0.1), "--yes")
+    wait_until(lambda: "step 3" in user.log(name))
+    for pid in user.agents():  # the guardian too: nobody is left who could tidy up
+        kill(pid)
+    job = user.ended(name)
+    assert (job.phase, job.exit_code, job.attempt) == ("failed", 7, 2)
+    assert job.attempts[0].outcome == "node"
+    first, second = (user.log(name, "--attempt", number).splitlines() for number in ("1", "2"))
+    assert "step 1" in first
+    assert "step 1" not in second
+    assert second[-1] == f"step {STEPS}"
+    check_ran(user, job)
+    check_bill(user, job)
+    check_clean(user)
+
+
+def test_a_killed_command_harms_nothing(user: User) -> None:
+    command = user.start("run", "--yes", user.task(steps(user, "job", 0.05)))
+    wait_until(lambda: starts(user, "job"))
+    kill(command.pid)
+    command.communicate()
+    assert command.returncode == -signal.SIGKILL
+    job = user.ended("job")
+    assert (job.exit_code, job.attempt, starts(user, "job")) == (7, 1, [1])
+    check_log(user, job)
+    check_clean(user)
+
+
+# At any instants
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_several_killed_at_any_moments(user: User, seed: int) -> None:
+    dice = random.Random(seed)
+    for number in range(5):
+        _round(user, dice, f"job{number}")
+    check_clean(user)
+
+
+def _round(user: User, dice: random.Random, name: str) -> None:
+    victims = dice.sample(["cli", "server", "agent", "task", "server again"], dice.randint(1, 3))
+    plan = sorted((dice.uniform(0, 1.4), victim) for victim in victims)
+    command = user.start("run", "--yes", user.task(steps(user, name), f"{name}.yaml"))
+    pipes = threading.Thread(target=command.communicate, daemon=True)
+    pipes.start()
+    began = time.monotonic()
+    for due, victim in plan:
+        time.sleep(max(0.0, began + due - time.monotonic()))
+        match victim:
+            case "cli":
+                kill(command.pid)
+            case "agent":
+                for pid in user.agents():
+                    kill(pid)
+            case "task":
+                for pid in user.worked():
+                    kill(pid)
+            case _:
+                user.kill_server()
+    if "cli" in victims:
+        pipes.join()
+        if not user.has(name):
+            return  # it was killed before it had asked for anything
+    told = f"{name}: {plan}"
+    job = user.ended(name)
+    pipes.join(60)
+    assert not pipes.is_alive(), told
+    assert job.exit_code == 7 or ("task" in victims and job.exit_code == 137), told
+    assert command.returncode in (job.exit_code, -signal.SIGKILL if "cli" in victims else job.exit_code), told
+    assert job.attempt == 1 or "agent" in victims, told
+    check_ran(user, job)
+    check_log(user, job)
+    check_bill(user, job)
