@@ -12,8 +12,8 @@ import pytest
 
 from remuda.providers.base import GangState, Provider, ProviderContext
 from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.hosts.machine import this_machine
 from remuda.providers.local import MANIFEST
-from remuda.providers.local.hardware.machine import this_machine
 from remuda.providers.local.provider import LocalProvider
 
 STAND_IN = Path(__file__).with_name("agent_stand_in.py")

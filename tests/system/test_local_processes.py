@@ -24,9 +24,9 @@ from remuda.providers.base import (
     Refused,
     TryAgain,
 )
+from remuda.providers.hosts.devices import Sources
+from remuda.providers.hosts.machine import this_machine
 from remuda.providers.local import MANIFEST, processes
-from remuda.providers.local.hardware.devices import Sources
-from remuda.providers.local.hardware.machine import this_machine
 from remuda.providers.local.processes import Process
 from remuda.providers.local.provider import LocalProvider
 

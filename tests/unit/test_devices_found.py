@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from remuda.domain.units import HourlyRate, parse_rate
-from remuda.providers.local.hardware.devices import Device, Nvml, Sources
-from remuda.providers.local.hardware.machine import Machine, discover
+from remuda.providers.hosts.devices import Device, Nvml, Sources
+from remuda.providers.hosts.machine import Machine, discover
 from remuda.providers.local.offers import list_offers, make_host
 from remuda.providers.local.provider import limited
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.providers.local.hardware.nvidia import NvmlLibrary
+from remuda.providers.hosts.nvidia import NvmlLibrary
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 SOURCE = r"""

@@ -20,6 +20,7 @@ CPU = Offer(provider="local", region="me", instance_type="cpu", vcpus=4, rate=Ho
 GPU = replace(CPU, instance_type="H100-80GB", accelerator="H100", accelerator_count=1)
 CLOUD = Offer(provider="cloud", region="r", instance_type="t", rate=HourlyRate(5), capacity=1)
 ANY = Owner(gang="g", project="p")
+A_HOLD = Hold(host="local/me", gang="other", rank=0, project="p", cpus=1, memory_mib=0)
 
 
 def job(name: str, *, nodes: int = 1, cpus: float | None = None, memory: int | None = None, priority: int = 0) -> Job:
@@ -106,6 +107,44 @@ def test_capacity_counts_what_was_placed_since_it_was_told() -> None:
     assert placed(plan_turns(waiting, Capacity())) == ["1", "2"]
     assert placed(plan_turns(waiting, Capacity(used={two.key: 1}))) == ["1"]
     assert placed(plan_turns([turn(job("1", nodes=3), two)], Capacity())) == []
+
+
+def farm(*names: str, **differing: bool) -> tuple[Host, ...]:
+    """Hosts of one group; those named in `differing` are ready or not."""
+    ready = [differing.get(name, True) for name in names]
+    hosts = zip(names, ready, strict=True)
+    return tuple(Host(name=f"farm/{n}", cpus=4, memory_mib=8192, group="farm/all", ready=r) for n, r in hosts)
+
+
+GROUP = replace(CPU, provider="farm", region="all", capacity=3)
+ALONE = replace(GROUP, zone="a", capacity=1)
+
+
+def test_a_group_spreads_a_gang_over_hosts() -> None:
+    (place,) = plan_turns([turn(job("1", nodes=2), ALONE, GROUP)], Capacity(hosts=farm("a", "b", "c")))
+    assert isinstance(place, Place)
+    assert place.offer == GROUP
+    assert [(hold.host, hold.rank) for hold in place.holds] == [("farm/a", 0), ("farm/b", 1)]
+
+
+def test_a_group_takes_no_gang_of_one_and_none_that_is_too_large() -> None:
+    capacity = Capacity(hosts=farm("a", "b", "c"))
+    assert placed(plan_turns([turn(job("1"), GROUP)], capacity)) == []
+    assert placed(plan_turns([turn(job("1"), ALONE)], capacity)) == ["1"]
+    assert placed(plan_turns([turn(job("1", nodes=4), GROUP)], capacity)) == []
+
+
+def test_nothing_is_placed_on_a_host_that_is_not_ready() -> None:
+    capacity = Capacity(hosts=farm("a", "b", a=False))
+    assert placed(plan_turns([turn(job("1"), ALONE)], capacity)) == []
+    assert placed(plan_turns([turn(job("1", nodes=2), GROUP)], capacity)) == []
+    assert placed(plan_turns([turn(job("1"), replace(ALONE, zone="b"))], capacity)) == ["1"]
+
+
+def test_a_gang_that_waits_for_a_group_is_not_starved_by_jobs_for_its_hosts() -> None:
+    capacity = Capacity(hosts=farm("a", "b"), holds=[replace(A_HOLD, host="farm/a", cpus=4)])
+    waiting = [turn(job("1", nodes=2), GROUP), turn(job("2"), replace(ALONE, zone="b"))]
+    assert placed(plan_turns(waiting, capacity)) == []
 
 
 needs = st.builds(

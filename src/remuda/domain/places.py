@@ -12,6 +12,8 @@ class Host:
     memory_mib: int
     devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
     kinds: tuple[str, ...] = ()  # of each device, as `Offer.instance_type`; () where all are of one kind
+    group: str = ""  # provider/region of the offers that spread a gang over hosts; "" where none does
+    ready: bool = True  # False: it does not answer now, and nothing is placed there until it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from itertools import groupby
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
 from remuda.domain.tasks import Task
-from remuda.scheduler.packing import Owner, holds_for, host_of
+from remuda.scheduler.packing import Owner, holds_across
 
 
 def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
@@ -29,6 +29,5 @@ def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
 
 
 def fits_empty(task: Task, offer: Offer, hosts: Sequence[Host]) -> bool:
-    """Whether all nodes of the task fit on the offer's host at once when nothing else runs there."""
-    host = host_of(offer, hosts)
-    return host is not None and holds_for(task, offer, host, (), Owner(gang="", project=task.project)) is not None
+    """Whether all nodes of the task fit on the offer's hosts at once when nothing else runs there."""
+    return holds_across(task, offer, hosts, (), Owner(gang="", project=task.project)) is not None

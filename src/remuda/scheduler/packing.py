@@ -25,6 +25,34 @@ def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
     return next((host for host in hosts if host.name == name), None)
 
 
+def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
+    """The shared hosts that an offer means: the one that it is on, else those of its group (`Host.group`)."""
+    hosts = tuple(hosts)
+    one = host_of(offer, hosts)
+    return [host for host in hosts if host.group == f"{offer.provider}/{offer.region}"] if one is None else [one]
+
+
+def holds_across(
+    task: Task, offer: Offer, hosts: Sequence[Host], holds: Sequence[Hold], owner: Owner
+) -> tuple[Hold, ...] | None:
+    """What every rank of the gang would hold of the hosts that the offer means, by rank; None if they do not all fit.
+
+    On a group of hosts each rank gets a host of its own, in the hosts' order. An offer that says for how many nodes
+    it is good (`Offer.capacity`) takes no larger gang, and a group takes no gang of one: that is a host's own.
+    """
+    if offer.capacity is not None and task.nodes > offer.capacity:
+        return None
+    found = hosts_of(offer, hosts)
+    if host_of(offer, found) is not None:
+        return holds_for(task, offer, found[0], holds, owner)
+    mine: list[Hold] = []
+    for host in found if task.nodes > 1 else ():
+        taken = [hold for hold in holds if hold.host == host.name]
+        hold = hold_for(task, offer, host, taken, owner, len(mine))
+        mine += [hold] if hold is not None and len(mine) < task.nodes else []
+    return tuple(mine) if len(mine) == task.nodes else None
+
+
 def holds_for(task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner: Owner) -> tuple[Hold, ...] | None:
     """What every rank of the gang would hold beside `holds`, by rank; None if they do not all fit."""
     taken = [hold for hold in holds if hold.host == host.name]

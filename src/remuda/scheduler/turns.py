@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from remuda.domain.jobs import Job
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold, Host
-from remuda.scheduler.packing import Owner, holds_for, host_of
+from remuda.scheduler.packing import Owner, holds_across, hosts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Turns:
     """
 
     def __init__(self, capacity: Capacity) -> None:
-        self._hosts = capacity.hosts
+        self._hosts = [host for host in capacity.hosts if host.ready]
         self._holds = list(capacity.holds)
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # the places that a job waits for
@@ -69,7 +69,7 @@ class Turns:
         if placed is None:
             behind = tuple(dict.fromkeys(place_of(offer) for offer in turn.offers))
             earlier = all(place in self.blocked for place in behind)
-            self.blocked.update(behind)
+            self.blocked.update(behind, *(self._lanes(offer) for offer in turn.offers))
             return Stay(job=turn.job, reason=_reason(behind, earlier), behind=behind)
         self._holds += placed.holds
         self._used[placed.offer.key] = self._used.get(placed.offer.key, 0) + turn.job.task.nodes
@@ -79,17 +79,20 @@ class Turns:
         task = turn.job.task
         owner = Owner(gang=turn.gang, project=turn.job.project)
         for offer in turn.offers:
-            if place_of(offer) in self.blocked:
+            if not self.blocked.isdisjoint(self._lanes(offer)):
                 continue
             if not offer.shared:
                 if offer.capacity is None or offer.capacity - self._used.get(offer.key, 0) >= task.nodes:
                     return Place(job=turn.job, offer=offer)
                 continue
-            host = host_of(offer, self._hosts)
-            mine = holds_for(task, offer, host, self._holds, owner) if host is not None else None
+            mine = holds_across(task, offer, self._hosts, self._holds, owner)
             if mine is not None:
                 return Place(job=turn.job, offer=offer, holds=mine)
         return None
+
+    def _lanes(self, offer: Offer) -> set[str]:
+        """Every place that a job for this offer waits for: of a group, each of its hosts."""
+        return {place_of(offer), *(host.name for host in (hosts_of(offer, self._hosts) if offer.shared else ()))}
 
 
 def plan_turns(waiting: Iterable[Waiting], capacity: Capacity) -> list[Place | Stay]:

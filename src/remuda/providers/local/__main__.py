@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from remuda.domain.units import HourlyRate
-from remuda.providers.local.hardware.machine import discover, this_machine
+from remuda.providers.hosts.machine import discover, this_machine
 from remuda.providers.local.offers import list_offers, make_host
 
 machine = discover(this_machine(Path.cwd()))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from remuda.domain.places import Hold
 from remuda.providers.base import GangSpec, NoCapacity
-from remuda.providers.local.hardware.devices import Device
-from remuda.providers.local.hardware.machine import Machine
+from remuda.providers.hosts.configs import AgentConfig
+from remuda.providers.hosts.devices import Device
+from remuda.providers.hosts.machine import Machine
 from remuda.providers.local.offers import PROVIDER, make_host
-from remuda.providers.local.records import AgentConfig
 
 # What of the server's environment an agent gets; the rest, secrets among it, is not the job's business.
 _KEPT = frozenset(

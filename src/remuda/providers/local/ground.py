@@ -18,11 +18,12 @@ from tempfile import mkdtemp
 from threading import Lock
 
 from remuda.providers.base import GangSpec, NoCapacity, Refused, TryAgain
+from remuda.providers.hosts.configs import AgentConfig
+from remuda.providers.hosts.devices import read_text
+from remuda.providers.hosts.records import read, write
 from remuda.providers.local import processes
-from remuda.providers.local.hardware.devices import read_text
 from remuda.providers.local.processes import GANG_MARK, RANK_MARK, Process
 from remuda.providers.local.records import (
-    AgentConfig,
     Death,
     Delivery,
     Ended,
@@ -30,8 +31,6 @@ from remuda.providers.local.records import (
     Exit,
     Intent,
     Removal,
-    read,
-    write,
 )
 
 REMEMBERED = timedelta(hours=2)  # the seam asks for one at least

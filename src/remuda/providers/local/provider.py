@@ -21,11 +21,12 @@ from remuda.providers.base import (
     Refused,
     TryAgain,
 )
+from remuda.providers.hosts.devices import Sources
+from remuda.providers.hosts.machine import Machine, discover, this_machine
+from remuda.providers.hosts.models import say_models
 from remuda.providers.local.configs import clean_environ, make_configs
 from remuda.providers.local.ground import Ground, Living
-from remuda.providers.local.hardware.devices import Sources
-from remuda.providers.local.hardware.machine import Machine, discover, this_machine
-from remuda.providers.local.offers import list_offers, make_host, model_of
+from remuda.providers.local.offers import list_offers, make_host
 from remuda.providers.local.records import Ended
 from remuda.providers.local.tasks import check_task, find_engine
 from remuda.providers.local.watch import Watch
@@ -103,16 +104,13 @@ class LocalProvider:
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         machine = await self._discovered()
-        models: dict[str, int] = {}
-        for device in machine.devices:
-            models[model_of(device).name] = models.get(model_of(device).name, 0) + 1
         return [
             ("host", machine.hostname),
             ("user", _user()),
             ("CPUs", f"{machine.cpus:g}"),
             ("memory", format_memory(machine.memory_mib)),
             ("free disk", f"{machine.disk_gib} GiB"),
-            ("accelerators", ", ".join(f"{count} x {name}" for name, count in models.items()) or "none"),
+            ("accelerators", say_models(machine)),
             ("containers", self._engine() or "neither podman nor docker is installed"),
             *(("note", note) for note in machine.notes),
         ]

@@ -9,19 +9,11 @@ gangs/NAME/RANK/...           the agent's own: lock, exit.json, agent.log, work,
 ended/NAME.json               what is remembered of a gang that is over
 """
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from remuda.providers.local.processes import Process
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,27 +34,6 @@ class Removal:
 
     asked_at: datetime
     kill_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """One rank's configuration, as docs/concepts/agent-protocol.md describes it."""
-
-    protocol: int = 1
-    gang: str
-    rank: int
-    address: str
-    token: str = field(repr=False)
-    home: str
-    cache: str
-    lease_s: float
-    grace_s: float
-    devices: Sequence[str] = ()
-    device_indices: Sequence[int] = ()
-    vendor: str | None = None
-    cpus: float | None = None
-    memory_mib: int | None = None
-    node_address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,25 +80,3 @@ class Ended:
     exit_code: int | None
     ranks: Sequence[EndedRank]
     seen_at: datetime
-
-
-def write(path: Path, value: object) -> None:
-    """Write a record in one piece, readable by its user only. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(value))
-        os.replace(fresh, path)
-    except OSError:  # a full disk must not leave a torn file behind
-        with suppress(OSError):
-            os.unlink(fresh)
-        raise
-
-
-def read(path: Path, kind: type[_T]) -> _T | None:
-    """A record; None where there is none or it makes no sense (records are written whole, so somebody changed it)."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
-        return None

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from re import sub
 
-from remuda.providers.local.hardware.amd import find_amd
-from remuda.providers.local.hardware.apple import find_apple
-from remuda.providers.local.hardware.devices import Device, Sources, read_number, read_text
-from remuda.providers.local.hardware.intel import find_intel
-from remuda.providers.local.hardware.nvidia import find_nvidia, open_nvml
+from remuda.providers.hosts.amd import find_amd
+from remuda.providers.hosts.apple import find_apple
+from remuda.providers.hosts.devices import Device, Sources, read_number, read_text
+from remuda.providers.hosts.intel import find_intel
+from remuda.providers.hosts.nvidia import find_nvidia, open_nvml
 
 _MIB = 1 << 20
 

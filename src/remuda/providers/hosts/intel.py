@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from remuda.providers.local.hardware.devices import Device, Found, Sources, read_number
+from remuda.providers.hosts.devices import Device, Found, Sources, read_number
 
 _INTEL = 0x8086
 # PCI device id -> product, from the PCI ID repository.

@@ -6,7 +6,7 @@ Function names and constants are those of NVIDIA's NVML API reference (nvml.h).
 import ctypes
 from collections.abc import Sequence
 
-from remuda.providers.local.hardware.devices import Device, Found, Nvml, Sources
+from remuda.providers.hosts.devices import Device, Found, Nvml, Sources
 
 _LIBRARY = "libnvidia-ml.so.1"
 _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE

@@ -6,7 +6,7 @@ File names and properties are those of the kernel's amdkfd topology (drivers/gpu
 from dataclasses import replace
 from pathlib import Path
 
-from remuda.providers.local.hardware.devices import Device, Found, Sources, read_number, read_text
+from remuda.providers.hosts.devices import Device, Found, Sources, read_number, read_text
 
 # PCI device id -> product, from the PCI ID repository; used where the driver gives no product name.
 _PRODUCTS = {

@@ -1,6 +1,6 @@
 """Apple's GPU, which is part of the chip and shares the machine's memory."""
 
-from remuda.providers.local.hardware.devices import Device, Found, Sources
+from remuda.providers.hosts.devices import Device, Found, Sources
 
 
 def find_apple(sources: Sources) -> Found:

@@ -1,0 +1,25 @@
+"""What an agent on a single host is started with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """One rank's configuration, as docs/concepts/agent-protocol.md describes it."""
+
+    protocol: int = 1
+    gang: str
+    rank: int
+    address: str
+    token: str = field(repr=False)
+    home: str
+    cache: str
+    lease_s: float
+    grace_s: float
+    devices: Sequence[str] = ()
+    device_indices: Sequence[int] = ()
+    vendor: str | None = None
+    cpus: float | None = None
+    memory_mib: int | None = None
+    node_address: str = "127.0.0.1"
