@@ -134,7 +134,7 @@ def wish(need: Resources) -> str:
     if need.accelerators:
         parts.append(" or ".join(format_need(one) for one in need.accelerators))
     if not parts:
-        sizes = [f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
+        sizes = ["1 CPU" if need.cpus_min == 1 else f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
         sizes += [format_memory(need.memory_min_mib)] if need.memory_min_mib else []
         parts.append("node" + (f" with {' and '.join(sizes)}" if sizes else ""))
     if need.spot is SpotPolicy.ONLY:
