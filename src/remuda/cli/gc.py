@@ -18,3 +18,7 @@ def command(remove: bool, output: str) -> None:
     found_out(found, output)
     if found and not remove and output == "table":
         click.echo("remove them: remuda gc --remove")
+    elif output == "table" and any(not each.done for each in found):
+        click.echo(
+            "what is not removed was seen too lately to be sure; ask again in half a minute, or remuda down --all"
+        )

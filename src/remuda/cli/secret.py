@@ -32,7 +32,14 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
 
 @command.command("list")
 @project_option
-@click.option("-o", "--output", type=click.Choice(("table", "json", "csv")), default="table", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(("table", "json", "csv")),
+    default="table",
+    show_default=True,
+    help="How to print the rows.",
+)
 def list_secrets(project: str, output: str) -> None:
     """List the names of a project's secrets."""
     from remuda.cli.output import Column, rows_out

@@ -49,7 +49,9 @@ def restart(context: click.Context) -> None:
 
 
 @command.command("status")
-@click.option("-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to say it."
+)
 def status(output: str) -> None:
     """Say whether the server runs and what it is; exits with 3 where it does not."""
     from remuda.cli.output import json_out, pairs_out

@@ -1,0 +1,70 @@
+"""The pages hang together: links lead somewhere, the index knows every page, and what programs write is fresh."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from scripts.docs import cli as reference
+
+from remuda.cli.main import COMMANDS, SECTIONS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that a Markdown page gets for its headings."""
+    heads = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", text)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: there is no {target}"
+        assert not anchor or anchor in anchors(target.read_text("utf-8")), f"{link}: no such heading"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text("utf-8")
+    listed = {(ROOT / "docs" / link).resolve() for link in LINK.findall(index)}
+    wanted = {page for folder in ("guides", "concepts", "reference") for page in (ROOT / "docs" / folder).glob("*.md")}
+    assert wanted <= listed
+
+
+def test_the_reference_of_commands_is_fresh() -> None:
+    page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
+    assert page == reference.make_page(), "run: python scripts/docs/cli.py"
+
+
+def test_every_command_has_its_section() -> None:
+    in_sections = [name for names in SECTIONS.values() for name in names]
+    assert sorted(in_sections) == sorted(COMMANDS)
+
+
+def walk(command: click.Command, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], click.Command]]:
+    found = [(path, command)]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            found += walk(inner, (*path, name))
+    return found
+
+
+def test_every_command_and_option_is_documented() -> None:
+    page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
+    for path, command in walk(cli, ("remuda",)):
+        assert command.help, f"{' '.join(path)} has no help"
+        assert len(path) == 1 or f"\n## {' '.join(path)}\n" in page
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert option.help, f"{' '.join(path)} {option.opts[-1]} has no help"
