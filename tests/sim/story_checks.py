@@ -127,6 +127,8 @@ def check_end(tale: Tale) -> None:
         (event.attempt, event.rank, event.kind, event.at) for event in tale.events if event.rank is not None
     )
     assert [key for key, count in reported.items() if count > 1] == []
+    if not {"stopping", "stopped"} & {event.kind for event in tale.events}:
+        assert Outcome.STOPPED not in outcomes, "nobody wanted a stop"
     if job.phase is JobPhase.DONE:
         assert outcomes[-1] is Outcome.SUCCEEDED
         assert job.exit_code == 0

@@ -151,6 +151,7 @@ def stories(draw: st.DrawFn) -> Story:
         script=script,
         interventions=tuple(draw(st.lists(wishes, max_size=4))),
         crashes=tuple(draw(st.lists(crashes, max_size=5, unique_by=lambda crash: crash.call))),
+        store_s=draw(st.sampled_from([0.0, 0.01, 0.3])),
         stale=frozenset(draw(st.lists(st.integers(1, 300), max_size=8))),
     )
 

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from random import Random
 from typing import TypeVar, cast
 
 from remuda.domain.offers import Offer
 from remuda.providers.base import GangSeen, GangSpec, Manifest
+from remuda.providers.fake.agents import pause
 from remuda.providers.fake.cloud import FakeCloud
 from remuda.sim.story import Crash, When
 from remuda.store.base import Changes, Stale, Store
@@ -38,22 +40,36 @@ class Fuse:
 
 
 class ShakyStore:
-    """A memory store behind a fuse; everything but `commit` is passed on as it is."""
+    """A memory store behind a fuse, as slow as a real one: others read and write between any two of its calls."""
 
-    def __init__(self, store: MemoryStore, fuse: Fuse, stale: frozenset[int]) -> None:
+    def __init__(self, store: MemoryStore, fuse: Fuse, stale: frozenset[int], latency_s: float) -> None:
         self._store = store
         self._fuse = fuse
         self._stale = stale
+        self._latency_s = latency_s
+        self._random = Random(0)
         self._commits = 0
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
+        method = getattr(self._store, name)
+
+        async def slowly(*args: object, **named: object) -> object:
+            await self._pass_time()
+            answer = await method(*args, **named)
+            await self._pass_time()
+            return answer
+
+        return slowly
 
     async def commit(self, changes: Changes) -> None:
         self._commits += 1
         if self._commits in self._stale:
             raise Stale("somebody wrote first, says the story")
+        await self._pass_time()
         await self._fuse.through(lambda: self._store.commit(changes))
+
+    async def _pass_time(self) -> None:
+        await pause(self._random.random() * self._latency_s)
 
     def as_store(self) -> Store:
         return cast(Store, self)  # the other methods are found by name

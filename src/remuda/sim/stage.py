@@ -37,7 +37,7 @@ class _Stage:
         self._cloud = FakeCloud(MANIFEST, story.script, self._clock.now)
         self._memory = MemoryStore(make_id=lambda: "sim")
         self._fuse = Fuse(story.crashes)
-        self._store = ShakyStore(self._memory, self._fuse, story.stale)
+        self._store = ShakyStore(self._memory, self._fuse, story.stale, story.store_s)
         self._job_ids = JobIds(self._clock, Random(0).getrandbits)
         await self._open()
         hands = [asyncio.create_task(self._submit(i, item)) for i, item in enumerate(story.submissions)]

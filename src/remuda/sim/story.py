@@ -66,6 +66,7 @@ class Story:
     interventions: tuple[Intervention, ...] = ()
     crashes: tuple[Crash, ...] = ()
     stale: frozenset[int] = frozenset()
+    store_s: float = 0.0  # the longest that half a call to the store takes
     longest: timedelta = timedelta(days=14)
 
 
