@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import Attempt, Job, JobPhase, Node
 from remuda.domain.places import Hold, Host
@@ -174,6 +175,16 @@ class Store(Protocol):
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         """What the project's charges sum to; with `since`, of those that began then or later."""
+
+    async def save_checkpoint(self, checkpoint: SavedCheckpoint, keep: int = 2) -> SavedCheckpoint:
+        """Make a checkpoint the job's newest and return it with its number; all but the newest `keep` are forgotten.
+
+        The same one again (attempt and manifest of the newest) is a no-op that returns what is stored. Raises
+        NotFound where the project has no such job, Stale where a later attempt of the job has begun.
+        """
+
+    async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
+        """Those that are kept, newest first."""
 
     async def put_host(self, host: Host) -> None:
         """Insert or replace; what is held on it stays held, even where the host has become smaller."""

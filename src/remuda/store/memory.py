@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
+from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node
 from remuda.domain.places import Hold, Host
@@ -60,6 +61,7 @@ class MemoryStore:
         self._events: dict[str, list[Event]] = defaultdict(list)
         self._last_event = 0
         self._charges: dict[str, dict[_ChargeKey, Charge]] = defaultdict(dict)
+        self._checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)  # newest first
         self._hosts: dict[str, Host] = {}
         self._holds: list[Hold] = []
         self._secrets: dict[tuple[str, str], Secret] = {}
@@ -304,6 +306,25 @@ class MemoryStore:
                 if since is None or charge.since >= since
             )
         )
+
+    # Checkpoints
+
+    async def save_checkpoint(self, checkpoint: SavedCheckpoint, keep: int = 2) -> SavedCheckpoint:
+        job = self._jobs.get(checkpoint.job_id)
+        if job is None or job.project != checkpoint.project:
+            raise NotFound(f"no job {checkpoint.job_id}")
+        if job.attempt > checkpoint.attempt:
+            raise Stale(f"attempt {job.attempt} of job {job.id} has begun")
+        kept = self._checkpoints[job.id]
+        newest = kept[0] if kept else None
+        if newest and (newest.attempt, newest.manifest) == (checkpoint.attempt, checkpoint.manifest):
+            return newest
+        stored = replace(checkpoint, number=newest.number + 1 if newest else 1)
+        self._checkpoints[job.id] = [stored, *kept][:keep]
+        return stored
+
+    async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
+        return list(self._checkpoints.get(job_id, ()))
 
     # Hosts, holds and secrets
 

@@ -3,6 +3,7 @@
 from datetime import datetime
 from threading import Lock
 
+from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, ChargeKind, Event
 from remuda.domain.jobs import Job, JobPhase, Origin
 from remuda.domain.places import Hold, Host
@@ -191,6 +192,37 @@ def make_charge(row: Row) -> Charge:
         until=to_time(row[6]),
         rate=HourlyRate(row[7]),
         amount=Money(row[8]),
+    )
+
+
+CHECKPOINT_COLUMNS = "job_id, number, project, attempt, manifest, files, bytes, made_at, saved_at"
+
+
+def checkpoint_values(saved: SavedCheckpoint) -> tuple[object, ...]:
+    return (
+        saved.job_id,
+        saved.number,
+        saved.project,
+        saved.attempt,
+        saved.manifest,
+        saved.files,
+        saved.bytes,
+        to_micros(saved.made_at),
+        to_micros(saved.saved_at),
+    )
+
+
+def make_checkpoint(row: Row) -> SavedCheckpoint:
+    return SavedCheckpoint(
+        job_id=row[0],
+        number=row[1],
+        project=row[2],
+        attempt=row[3],
+        manifest=row[4],
+        files=row[5],
+        bytes=row[6],
+        made_at=to_time(row[7]),
+        saved_at=to_time(row[8]),
     )
 
 

@@ -127,6 +127,21 @@ charges = sa.Table(
 sa.Index("charges_job", charges.c.job_id)
 sa.Index("charges_project", charges.c.project, charges.c.since, charges.c.amount)
 
+# The newest few of each job whose nodes cannot reach its folder; their files lie in the job's own blobs.
+sa.Table(
+    "checkpoints",
+    metadata,
+    sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True),
+    _column("project", sa.Text),
+    _column("attempt", sa.BigInteger),
+    _column("manifest", sa.Text),
+    _column("files", sa.BigInteger),
+    _column("bytes", sa.BigInteger),
+    _column("made_at", sa.BigInteger),
+    _column("saved_at", sa.BigInteger),
+)
+
 sa.Table(
     "hosts",
     metadata,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import TypeVar
 
+from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import JOB_ENDS, Attempt, Job, JobPhase, Node
 from remuda.domain.places import Hold, Host
@@ -18,6 +19,7 @@ from remuda.store.documents import decode_attempt, decode_node, encode, to_micro
 from remuda.store.drivers import Driver, Row, Session, make_driver, translate
 from remuda.store.rows import (
     CHARGE_COLUMNS,
+    CHECKPOINT_COLUMNS,
     EVENT_COLUMNS,
     HOLD_COLUMNS,
     HOST_COLUMNS,
@@ -25,6 +27,7 @@ from remuda.store.rows import (
     SUMMARY_COLUMNS,
     Documents,
     make_charge,
+    make_checkpoint,
     make_event,
     make_hold,
     make_host,
@@ -33,7 +36,7 @@ from remuda.store.rows import (
     to_micros_or_none,
 )
 from remuda.store.workers import Workers
-from remuda.store.writes import insert_job, write_changes
+from remuda.store.writes import insert_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
 _GROUP = 64  # works in one SQLite transaction at most; more would keep the first waiting
@@ -215,6 +218,15 @@ class SqlStore:
         sql = "SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT) FROM charges WHERE project = ? AND since >= ?"
         start = to_micros_or_none(since)
         return Money((await self._rows(sql, project, -(1 << 62) if start is None else start))[0][0])
+
+    # Checkpoints
+
+    async def save_checkpoint(self, checkpoint: SavedCheckpoint, keep: int = 2) -> SavedCheckpoint:
+        return await self._write(lambda session: save_checkpoint(session, checkpoint, keep))
+
+    async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
+        sql = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC"
+        return [make_checkpoint(row) for row in await self._rows(sql, job_id)]
 
     # Hosts, holds and secrets
 

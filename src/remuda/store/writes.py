@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import Attempt, Job, Node
 from remuda.domain.places import Hold
-from remuda.store.base import Changes, Conflict, Held, Stale
+from remuda.store.base import Changes, Conflict, Held, NotFound, Stale
 from remuda.store.documents import (
     check_readable,
     encode,
@@ -20,12 +21,15 @@ from remuda.store.drivers import Session
 from remuda.store.places import check_hold
 from remuda.store.rows import (
     CHARGE_COLUMNS,
+    CHECKPOINT_COLUMNS,
     HOLD_COLUMNS,
     HOST_COLUMNS,
     JOB_COLUMNS,
     Documents,
     charge_values,
+    checkpoint_values,
     job_values,
+    make_checkpoint,
     make_hold,
     make_host,
 )
@@ -67,6 +71,8 @@ _PUT_CHARGE = (
     " ON CONFLICT (attempt_id, rank, kind, since)"
     " DO UPDATE SET until = excluded.until, rate = excluded.rate, amount = excluded.amount"
 )
+_NEWEST_CHECKPOINT = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC LIMIT 1"
+_INSERT_CHECKPOINT = f"INSERT INTO checkpoints ({CHECKPOINT_COLUMNS}) VALUES ({_marks(CHECKPOINT_COLUMNS)})"
 _INSERT_HOLD = f"INSERT INTO holds ({HOLD_COLUMNS}) VALUES ({_marks(HOLD_COLUMNS)}) ON CONFLICT DO NOTHING"
 _HOLD_DEVICE = "INSERT INTO held_devices (host, device, gang, rank) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 
@@ -112,6 +118,25 @@ def insert_job(session: Session, job: Job, event: Event) -> Job:
         stored = replace(stored, name=f"{job.name}-{number[0]}")
     session.run(_INSERT_DOCUMENT, (job.id, *texts, job.origin.snapshot))
     _write_events(session, [event])
+    return stored
+
+
+def save_checkpoint(session: Session, checkpoint: SavedCheckpoint, keep: int) -> SavedCheckpoint:
+    """As Store.save_checkpoint, in the open transaction."""
+    lock = "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"  # savers of one job take turns
+    owner = (checkpoint.job_id, checkpoint.project)
+    job = session.run(f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner).fetchone()
+    if job is None:
+        raise NotFound(f"no job {checkpoint.job_id}")
+    if job[0] > checkpoint.attempt:
+        raise Stale(f"attempt {job[0]} of job {checkpoint.job_id} has begun")
+    row = session.run(_NEWEST_CHECKPOINT, (checkpoint.job_id,)).fetchone()
+    newest = make_checkpoint(row) if row else None
+    if newest and (newest.attempt, newest.manifest) == (checkpoint.attempt, checkpoint.manifest):
+        return newest
+    stored = replace(checkpoint, number=newest.number + 1 if newest else 1)
+    session.run(_INSERT_CHECKPOINT, checkpoint_values(stored))
+    session.run("DELETE FROM checkpoints WHERE job_id = ? AND number <= ?", (stored.job_id, stored.number - keep))
     return stored
 
 

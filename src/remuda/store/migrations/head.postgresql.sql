@@ -102,6 +102,19 @@ CREATE TABLE charges (
 );
 CREATE INDEX charges_job ON charges (job_id);
 CREATE INDEX charges_project ON charges (project, since, amount);
+CREATE TABLE checkpoints (
+    job_id TEXT COLLATE "C" NOT NULL,
+    number BIGINT NOT NULL,
+    project TEXT NOT NULL,
+    attempt BIGINT NOT NULL,
+    manifest TEXT NOT NULL,
+    files BIGINT NOT NULL,
+    bytes BIGINT NOT NULL,
+    made_at BIGINT NOT NULL,
+    saved_at BIGINT NOT NULL,
+    PRIMARY KEY (job_id, number),
+    FOREIGN KEY(job_id) REFERENCES jobs (id)
+);
 CREATE TABLE hosts (
     name TEXT NOT NULL,
     cpus DOUBLE PRECISION NOT NULL,

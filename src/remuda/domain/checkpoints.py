@@ -1,0 +1,31 @@
+"""Checkpoints that the control plane holds for a job: what one is made of, and the row that makes it count."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFile:
+    """One file of a checkpoint, or one link. `path` is relative to the checkpoint's folder, with slashes."""
+
+    path: str
+    sha256: str = ""
+    size: int = 0  # bytes
+    mode: int = 0o644
+    mtime_ns: int = 0  # programs look for their newest file by it
+    link: str | None = None  # the target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A complete checkpoint: every file of its manifest is held. `number` counts within the job, from 1."""
+
+    job_id: str
+    project: str
+    number: int = 0  # the store gives it
+    attempt: int  # number of the attempt that wrote it
+    manifest: str  # SHA-256 of the JSON list of its files
+    files: int
+    bytes: int
+    made_at: datetime  # when its newest file was written
+    saved_at: datetime
