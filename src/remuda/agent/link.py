@@ -166,10 +166,11 @@ class Link:
 
     def listen(self) -> None:
         """Wait for the next order at the control plane, for as long as the agent lives."""
-        path = f"/agent/v1/orders{self._query}&after={self._order}&wait_s={ORDERS_WAIT_S}"
+        wait_s = max(1.0, min(ORDERS_WAIT_S, self._lease_s / 3))  # answers renew the lease: one must come in time
+        path = f"/agent/v1/orders{self._query}&after={self._order}&wait_s={wait_s:.1f}"
         if self._orders.idle and not self.closed:
             self._asked_at = time.monotonic()
-            self._orders.ask("GET", path, b"", self._ordered, ORDERS_WAIT_S + TIMEOUT_S)
+            self._orders.ask("GET", path, b"", self._ordered, wait_s + TIMEOUT_S)
 
     def _next(self) -> None:
         if self._go is None:
