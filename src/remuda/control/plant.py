@@ -186,6 +186,7 @@ class Plant:
             try:
                 attempt = await self._store.attempt_of_gang(gang)
             except NotFound:
+                self.hint(SWEEP)  # nobody looks at what we do not know, though its place may need it to go on
                 continue
             self._jobs.look_now(gang)
             self.hint(attempt.job_id)

@@ -150,7 +150,12 @@ class JobReconciler:
         for attempt in scene.attempts.values():
             told = self._memory[attempt.gang].told if attempt.gang in self._memory else None
             if attempt.phase is AttemptPhase.ENDED or told is None:
-                spent += total(charge for charge in stored if charge.attempt_id == attempt.id)
+                charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
+                if attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None:  # no look has come yet
+                    price = attempt.offer.rate.times(attempt.nodes)
+                    charged = max(charged, price.over(now - attempt.launched_at))
+                    rate = HourlyRate(rate.micros_per_hour + price.micros_per_hour)
+                spent += charged
                 continue
             spent += total(_bill(attempt, told, now, final=True))
             alive = sum(1 for node in told.nodes if node.started_at and not node.ended_at)
