@@ -12,6 +12,7 @@ from remuda.api.home import Home
 from remuda.api.house import House
 from remuda.api.tokens import Tokens, load_tokens
 from remuda.api.watch import Watch
+from remuda.client.state import write_private
 from remuda.control.clock import WallClock
 from remuda.control.plant import Plant, Surroundings
 from remuda.providers import registry
@@ -59,12 +60,16 @@ async def open_house(
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('remuda.db')}"
-    store = open_store(url, journal="delete" if home.shared else "wal")
+    # With the id of a database that was lost, what it had launched is still ours to find and remove.
+    kept = read_text(home.file("installation")) if database is None else None
+    store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
     try:
         clock, watch, root = WallClock(), Watch(), Path(home.path)
         seen, tokens, sealer = watched(store, watch), load_tokens(home.file("agents.key")), Sealer(root / "key")
         installation = await store.installation()
+        if database is None and kept != installation:
+            write_private(home.file("installation"), installation.encode())
         blobs = BlobStore(root / "blobs")
         plant = Plant(
             seen,
@@ -105,6 +110,14 @@ async def open_house(
             await plant.stop()
     finally:
         await store.close()
+
+
+def read_text(path: str) -> str | None:
+    """What a small file says; None where there is none or it is empty."""
+    try:
+        return Path(path).read_text("utf-8").strip() or None
+    except OSError:
+        return None
 
 
 def make_surroundings(
