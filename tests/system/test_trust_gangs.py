@@ -131,7 +131,7 @@ int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)(unsigned long)(i + 1); return 0; }
 int nvmlDeviceGetUUID(void *d, char *s, unsigned n) { snprintf(s, n, "GPU-%lu", (unsigned long)d); return 0; }
 int nvmlDeviceGetName(void *d, char *s, unsigned n) { snprintf(s, n, "NVIDIA A100-SXM4-80GB"); return 0; }
-int nvmlDeviceGetMemoryInfo(void *d, memory *m) { m->total = 85899345920ULL; m->free = m->total; m->used = 0; return 0; }
+int nvmlDeviceGetMemoryInfo(void *d, memory *m) { m->total = m->free = 85899345920ULL; m->used = 0; return 0; }
 int nvmlDeviceGetMigMode(void *d, unsigned *a, unsigned *b) { return 3; }
 """
 

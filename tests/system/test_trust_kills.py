@@ -1,4 +1,4 @@
-"""kill -9 of anything at any moment: no finished work is lost, nothing starts twice, no process stays, the bill fits."""
+"""kill -9 of anything at any moment: nothing finished is lost, nothing starts twice, no process stays, bills fit."""
 
 import random
 import signal
@@ -142,7 +142,7 @@ def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
     time.sleep(0.2)
     shell = min(user.worked())
     kill(shell)
-    out, err = command.communicate(timeout=60)
+    _, err = command.communicate(timeout=60)
     assert command.returncode == 137, err
     job = user.ended("job")
     assert (job.phase, job.exit_code, job.attempt) == ("failed", 137, 1)

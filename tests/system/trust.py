@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,9 @@ class User:
         try:
             self.job(name)
         except ApiError as error:
-            assert error.code == "job-not-found", error
-            return False
+            if error.code == "job-not-found":
+                return False
+            raise
         return True
 
     def wait(self, name: str, good: "Callable[[JobDetail], bool] | str", seconds: float = PATIENCE_S) -> JobDetail:
@@ -249,7 +251,7 @@ def check_bill(user: User, job: JobDetail) -> None:
             )
             assert own[0][0] == began
             assert own[-1][1] == ended
-            assert all(a[1] == b[0] for a, b in zip(own, own[1:], strict=False))
+            assert all(a[1] == b[0] for a, b in pairwise(own))
             exact = sum((until - since).total_seconds() * rate / 3600 for since, until, rate, _ in own)
             amount = sum(amount for *_, amount in own)
             assert abs(amount - exact) <= len(own)
