@@ -1,0 +1,71 @@
+"""How long spot stays and stays away in one market, learned from what was seen. Lengths are hours.
+
+What has been seen is mixed with a cautious prior: spells with a Pareto tail, because spot comes and goes in many short
+spells and a few very long ones wherever it has been recorded. The tail's exponent, the shortest and the longest spell
+and the prior's weight are round figures, not fits: figures hardly move when any of them is halved or doubled.
+"""
+
+from bisect import bisect_right, insort
+
+_EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
+_SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
+_POINTS = 14
+_WEIGHT = 9.0  # the prior counts as so many seen spells
+_BEYOND = 3.0  # a spell longer than any known is expected to end at so many times its age
+
+
+def _prior() -> list[tuple[float, float]]:
+    step = (_LONGEST_HR / _SHORTEST_HR) ** (1 / (_POINTS - 1))
+    lengths = [_SHORTEST_HR * step**index for index in range(_POINTS)]
+    longer = [(_SHORTEST_HR / length) ** _EXPONENT for length in lengths] + [0.0]
+    return [(length, _WEIGHT * (longer[index] - longer[index + 1])) for index, length in enumerate(lengths)]
+
+
+_PRIOR = _prior()
+
+
+class Spells:
+    """A weighted set of lengths, kept sorted, with the sums that the policy asks for.
+
+    For each threshold (0 and every length): `waited[i]` is the mean of min(length, threshold), `longer[i]` the chance
+    of more than the threshold, `rest[i]` the mean of what lies beyond it.
+    """
+
+    __slots__ = ("_lengths", "longer", "mean", "rest", "thresholds", "waited")
+
+    def __init__(self) -> None:
+        self._lengths = list(_PRIOR)
+        self._sum()
+
+    def add(self, length: float) -> None:
+        """A spell of this many hours has ended."""
+        insort(self._lengths, (length, 1.0))
+        self._sum()
+
+    def beyond(self, age: float) -> "Spells":
+        """The spells as seen from within one that has lasted `age`: lengths are what is still to come."""
+        first = bisect_right(self._lengths, (age, float("inf")))
+        rest = Spells.__new__(Spells)
+        rest._lengths = [(length - age, weight) for length, weight in self._lengths[first:]] or [
+            (max(age, _SHORTEST_HR) * (_BEYOND - 1), 1.0)
+        ]
+        rest._sum()
+        return rest
+
+    def _sum(self) -> None:
+        lengths = self._lengths
+        total = sum([weight for _, weight in lengths])
+        inverse = 1 / total
+        shorter, seen = 0.0, 0.0
+        mean = sum([length * weight for length, weight in lengths]) * inverse
+        waited, longer, rest = [0.0], [1.0], [mean]
+        for length, weight in lengths:
+            shorter += weight * inverse
+            seen += length * weight * inverse
+            more = 1 - shorter if shorter < 1 - 1e-9 else 0.0
+            longer.append(more)
+            waited.append(seen + length * more)
+            rest.append(mean - seen - length * more if more else 0.0)
+        self.mean = mean
+        self.thresholds = [0.0, *[length for length, _ in lengths]]
+        self.waited, self.longer, self.rest = waited, longer, rest

@@ -1,0 +1,88 @@
+"""What a deadline policy is told and what it answers; the driver is production control or the trace simulator.
+
+Times are seconds since the job was submitted. Rates are floating US dollars per hour: they rank, they never bill.
+`View`, `Quote` and `Decision` are named tuples because a simulation makes hundreds of thousands a second.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import NamedTuple, Protocol
+
+NOWHERE = -1  # the market of a job that has never run
+GRAIN_S = 1e-3  # lengths of time below this are nothing: sums of floats are not exact
+
+
+class Mode(StrEnum):
+    IDLE = "idle"
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """One place where nodes can be had: spot while its quote says so, on demand always."""
+
+    name: str
+    region: str = ""
+    on_demand_usd_hr: float = 1.0
+
+
+class Quote(NamedTuple):
+    """A market's spot offer at one moment."""
+
+    up: bool
+    usd_hr: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What is fixed for a job.
+
+    `overhead_s` is the time from a launch until the job is where it had stopped: boot, setup, restore. It is paid
+    for, and no work is done in it. `move_usd[i][j]` is the price of bringing the checkpoint from market i to j.
+    """
+
+    work_s: float
+    deadline_s: float
+    overhead_s: float
+    markets: tuple[Market, ...]
+    move_usd: tuple[tuple[float, ...], ...] = ()
+
+    def move(self, source: int, target: int) -> float:
+        """The dollars for moving the checkpoint; nothing where there is none yet."""
+        return self.move_usd[source][target] if self.move_usd and source != NOWHERE else 0.0
+
+
+class View(NamedTuple):
+    """One moment: `left_s` of work is left, the gang (or, while idle, the checkpoint) is in `market`, and a gang that
+    was just launched needs `loading_s` more before it works. `quotes` are in the order of the terms' markets.
+    """
+
+    now_s: float
+    left_s: float
+    mode: Mode
+    market: int
+    loading_s: float
+    quotes: tuple[Quote, ...]
+
+
+class Decision(NamedTuple):
+    """What to be from now on. The driver asks again at `again_s`, and before whenever a quote changes."""
+
+    mode: Mode
+    market: int
+    again_s: float = inf
+    reason: str = ""
+
+
+class Policy(Protocol):
+    """Decides for one job. It may learn from what it is shown, so each job has its own."""
+
+    def decide(self, view: View) -> Decision: ...
+
+
+class PolicyMaker(Protocol):
+    """Builds a policy for one job."""
+
+    def __call__(self, terms: Terms) -> Policy: ...

@@ -1,0 +1,1 @@
+"""Policies alone over recorded availability and prices: readers, drivers, offline optima, figures."""

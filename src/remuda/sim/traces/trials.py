@@ -1,0 +1,226 @@
+"""Many jobs under many policies over recorded markets, on as many cores as wanted, each beside its optimum."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+from remuda.planner.spot.policies import find_policy
+from remuda.planner.spot.view import Terms
+from remuda.sim.traces.driver import Run, run_job
+from remuda.sim.traces.optimum import find_optimum
+from remuda.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
+from remuda.sim.traces.world import Series, World, make_world
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markets:
+    """Which records make up one world, and what things cost there; also the key under which a process keeps it."""
+
+    paths: tuple[str, ...]
+    on_demand_usd_hr: float = 1.0
+    spot_ratio: float = 0.3
+    nodes: int = 1
+    prices: str | None = None
+    egress: str | None = None
+    checkpoint_gb: float = 50.0
+
+    @property
+    def name(self) -> str:
+        return "+".join(Path(path).stem for path in self.paths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One job: what it has to do by when."""
+
+    work_s: float
+    deadline_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One window of one world, with every setting to be tried in it. `start_s` counts from the record's start."""
+
+    markets: Markets
+    start_s: float
+    settings: tuple[Setting, ...]
+    policies: tuple[str, ...]
+    keep_segments: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One run of one policy, beside the optimum of the same window and setting."""
+
+    policy: str
+    world: str
+    markets: tuple[str, ...]
+    start_s: float
+    setting: Setting
+    run: Run
+    optimum_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the worst run's."""
+
+    mean: float
+    worst: float
+    mean_usd: float
+    mean_optimum_usd: float
+    missed: int
+    runs: int
+
+
+def plan_trials(
+    worlds: Sequence[Markets],
+    settings: Sequence[Setting],
+    policies: Sequence[str],
+    *,
+    windows: int,
+    seed: int = 0,
+    keep_segments: bool = False,
+) -> list[Trial]:
+    """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy, order and machine.
+
+    Raises TraceError where a record is shorter than the longest deadline.
+    """
+    longest = max(setting.deadline_s for setting in settings)
+    trials = []
+    for markets in worlds:
+        gap_s, length_s = _extent(markets)
+        ticks = int((length_s - longest) / gap_s)
+        if ticks < 1:
+            raise TraceError(
+                f"{markets.name}: the record is {length_s / _HOUR_S:.0f} h long; "
+                f"a deadline of {longest / _HOUR_S:.0f} h does not fit into it"
+            )
+        random = Random(crc32(f"{markets.name}/{seed}".encode()))
+        trials += [
+            Trial(
+                markets=markets,
+                start_s=gap_s * random.randrange(ticks),
+                settings=tuple(settings),
+                policies=tuple(policies),
+                keep_segments=keep_segments,
+            )
+            for _ in range(windows)
+        ]
+    return trials
+
+
+def run_trials(trials: Sequence[Trial], processes: int = 1) -> Iterator[list[Result]]:
+    """Each trial's results, in the order of the trials."""
+    if processes <= 1:
+        yield from map(run_trial, trials)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(run_trial, trials, chunksize=max(1, min(8, len(trials) // (4 * processes))))
+
+
+def run_trial(trial: Trial) -> list[Result]:
+    """All settings and policies in one window."""
+    world = _world(trial.markets)
+    results = []
+    for setting in trial.settings:
+        terms = Terms(
+            work_s=setting.work_s,
+            deadline_s=setting.deadline_s,
+            overhead_s=setting.overhead_s,
+            markets=world.markets,
+            move_usd=world.move_usd,
+        )
+        optimum = find_optimum(world, trial.start_s, terms)
+        results += [
+            Result(
+                policy=policy,
+                world=trial.markets.name,
+                markets=tuple(market.name for market in world.markets),
+                start_s=trial.start_s,
+                setting=setting,
+                run=run_job(world, trial.start_s, terms, find_policy(policy), keep_segments=trial.keep_segments),
+                optimum_usd=optimum,
+            )
+            for policy in trial.policies
+        ]
+    return results
+
+
+def list_settings(
+    works_s: Sequence[float], deadlines_s: Sequence[float], overheads_s: Sequence[float]
+) -> list[Setting]:
+    """Every combination. Raises TraceError for one that cannot end in time even on demand."""
+    settings = []
+    for work, deadline, overhead in product(works_s, deadlines_s, overheads_s):
+        if work + overhead > deadline:
+            raise TraceError(
+                f"{work / _HOUR_S:g} h of work and {overhead / _HOUR_S:g} h of overhead "
+                f"do not fit into a deadline of {deadline / _HOUR_S:g} h"
+            )
+        settings.append(Setting(work_s=work, deadline_s=deadline, overhead_s=overhead))
+    return settings
+
+
+@dataclass(slots=True)
+class Tally:
+    """Adds up results by any key."""
+
+    _usd: dict[object, list[float]] = field(default_factory=dict)
+
+    def add(self, key: object, result: Result) -> None:
+        sums = self._usd.setdefault(key, [0.0, 0.0, 0.0, 0.0, 0.0])
+        sums[0] += result.run.usd
+        sums[1] += result.optimum_usd
+        sums[2] = max(sums[2], result.run.usd / result.optimum_usd if result.optimum_usd else 1.0)
+        sums[3] += result.run.missed
+        sums[4] += 1
+
+    def scores(self) -> Mapping[object, Score]:
+        return {
+            key: Score(
+                mean=usd / optimum if optimum else 1.0,
+                worst=worst,
+                mean_usd=usd / runs,
+                mean_optimum_usd=optimum / runs,
+                missed=int(missed),
+                runs=int(runs),
+            )
+            for key, (usd, optimum, worst, missed, runs) in self._usd.items()
+        }
+
+
+@lru_cache(maxsize=32)
+def _world(markets: Markets) -> World:
+    series = _read(markets)
+    moves: tuple[tuple[float, ...], ...] = ()
+    if markets.egress is not None:
+        moves = move_prices([one.market for one in series], read_egress(Path(markets.egress)), markets.checkpoint_gb)
+    return make_world(series, markets.nodes, moves)
+
+
+def _read(markets: Markets) -> list[Series]:
+    known = read_prices(Path(markets.prices)) if markets.prices is not None else {}
+    return [
+        read_series(
+            Path(path),
+            spot_ratio=markets.spot_ratio,
+            on_demand_usd_hr=markets.on_demand_usd_hr,
+            prices=known.get(Path(path).stem),
+        )
+        for path in markets.paths
+    ]
+
+
+def _extent(markets: Markets) -> tuple[float, float]:
+    """The longest tick and the shortest record."""
+    series = _read(markets)
+    return max(one.gap_s for one in series), min(one.length_s for one in series)

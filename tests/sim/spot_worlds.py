@@ -1,0 +1,73 @@
+"""Made-up recorded markets for the tests of the trace simulator, and where the public traces lie."""
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from remuda.planner.spot.view import Market, Terms
+from remuda.sim.traces.world import Series, World, make_world
+
+DATA = Path(os.environ.get("REMUDA_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+HOUR = 3600.0
+
+
+def data(path: str) -> Path:
+    """A file or folder of the public data; skips the test where it is absent."""
+    if not (DATA / path).exists():
+        pytest.skip(f"needs {path} under {DATA} (set REMUDA_DATA to where the data lies)")
+    return DATA / path
+
+
+def market(
+    counts: str, rate: float = 0.3, gap_s: float = HOUR, name: str = "zone-1a_gpu_1", region: str = "zone-1"
+) -> Series:
+    """A market from a drawing: "##.." is there for two ticks and away for two."""
+    marks = [int(mark == "#") for mark in counts]
+    return Series(market=Market(name=name, region=region), gap_s=gap_s, counts=marks, usd_hr=[rate] * len(marks))
+
+
+def world(*series: Series, moves: tuple[tuple[float, ...], ...] = ()) -> World:
+    return make_world(series, move_usd=moves)
+
+
+def random_world(seed: int, markets: int = 1, ticks: int = 400, gap_s: float = 600.0) -> World:
+    """Markets whose spot comes and goes in spells of heavy-tailed lengths; some never have any, some always."""
+    source = random.Random(seed)
+    series = []
+    for index in range(markets):
+        stays, away = source.choice([(0.0, 1.0), (1.0, 0.0), *[(source.uniform(1, 40), source.uniform(1, 40))] * 6])
+        drawn: list[str] = []
+        while len(drawn) < ticks:
+            for mark, mean in (("#", stays), (".", away)):
+                drawn += mark * (max(1, int(mean * source.paretovariate(1.3) / 3)) if mean else 0)
+        series.append(
+            market(
+                "".join(drawn[:ticks]),
+                rate=source.choice([0.1, 0.3, 0.7, 1.2]),
+                gap_s=gap_s,
+                name=f"z-{index}a",
+                region=f"z-{index}",
+            )
+        )
+    moves = tuple(tuple(0.0 if one == other else 0.2 for other in range(markets)) for one in range(markets))
+    return make_world(series, move_usd=moves)
+
+
+def terms(made: World, work: float, deadline: float, overhead: float) -> Terms:
+    """Terms in hours."""
+    return Terms(
+        work_s=work * HOUR,
+        deadline_s=deadline * HOUR,
+        overhead_s=overhead * HOUR,
+        markets=made.markets,
+        move_usd=made.move_usd,
+    )
+
+
+def write_trace(path: Path, counts: Sequence[int], gap_s: int = 600) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{"metadata": {{"gap_seconds": {gap_s}}}, "data": {list(counts)}}}')
+    return path

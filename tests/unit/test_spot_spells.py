@@ -1,0 +1,79 @@
+"""What is learned of spells of spot, and the thresholds made of it."""
+
+import pytest
+
+from remuda.planner.spot.cycle import plan_cycle, plan_trust, plan_wait, solve_cycle
+from remuda.planner.spot.spells import Spells
+
+
+def seen(*lengths: float, times: int = 200) -> Spells:
+    """Spells so often seen that the prior hardly counts."""
+    spells = Spells()
+    for length in lengths:
+        for _ in range(times):
+            spells.add(length)
+    return spells
+
+
+def test_sums_are_those_of_the_lengths() -> None:
+    spells = seen(1.0, 3.0, times=400)
+    assert spells.mean == pytest.approx(2.0, abs=0.1)
+    at = spells.thresholds.index(1.0) + 399  # after the last of the ones
+    assert spells.longer[at] == pytest.approx(0.5, abs=0.05)
+    assert spells.waited[at] == pytest.approx(1.0, abs=0.05)
+    assert spells.rest[at] == pytest.approx(1.0, abs=0.1)
+
+
+def test_within_a_long_spell_only_longer_ones_remain() -> None:
+    assert seen(1.0, 3.0, times=400).beyond(2.0).mean == pytest.approx(1.0, abs=0.4)
+
+
+def test_a_spell_longer_than_any_goes_on_in_proportion_to_its_age() -> None:
+    spells = Spells()
+    assert spells.beyond(200.0).mean == pytest.approx(400.0)
+    assert spells.beyond(400.0).mean > spells.beyond(200.0).mean
+
+
+def test_the_prior_expects_spells_that_have_lasted_to_last() -> None:
+    spells = Spells()
+    assert spells.beyond(0.5).mean < spells.beyond(2.0).mean < spells.beyond(8.0).mean
+
+
+def test_patience_grows_as_slack_gets_cheaper() -> None:
+    away = seen(0.5, 8.0)
+    dear, cheap = plan_wait(away, 1.0, 2.0, 0.0), plan_wait(away, 0.001, 2.0, 0.0)
+    assert dear.patience == pytest.approx(0.5)  # sit out the short ones, never the long ones
+    assert cheap.patience > 8.0
+    assert plan_wait(away, 0.0, 0.4, 0.0).patience == float("inf")
+    assert dear.cost > cheap.cost
+
+
+def test_certain_long_absences_are_not_waited_for() -> None:
+    assert plan_wait(seen(10.0, times=400), 1.0, 0.2, 0.0).patience == 0.0
+
+
+def test_spot_is_trusted_after_the_short_spells_have_ended() -> None:
+    stays = seen(0.2, 10.0)
+    threshold, gain, reached, hours = plan_trust(stays, saving=0.7, entry=3.0)
+    assert 0.2 <= threshold < 10.0
+    assert gain > 0
+    assert 0.3 < reached < 0.6
+    assert hours > 3
+    assert plan_trust(stays, saving=0.7, entry=100.0)[0] == float("inf")
+    assert plan_trust(stays, saving=0.7, entry=0.0)[0] == 0.0
+
+
+def test_plenty_of_slack_is_free_and_scarce_slack_is_dear() -> None:
+    stays, away = seen(2.0), seen(2.0)
+    plenty = solve_cycle(stays, away, 0.7, 0.1, slack=60.0, left=100.0, within=None)
+    some = solve_cycle(stays, away, 0.7, 0.1, slack=20.0, left=100.0, within=None)
+    none = solve_cycle(stays, away, 0.7, 0.1, slack=0.5, left=100.0, within=None)
+    assert plenty.price == 0.0
+    assert 0 < some.price < none.price
+    assert some.slack * 100 / some.hours <= 20.0
+
+
+def test_slack_lasts_at_the_price_that_is_found() -> None:
+    cycle = plan_cycle(seen(3.0), seen(1.0, 6.0), 0.7, 0.2, price=0.5)
+    assert cycle.slack > 0
+    assert cycle.gain < 0.7 * 3.0
