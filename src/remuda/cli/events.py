@@ -40,9 +40,9 @@ def _events_out(events: "list[EventView]", output: str) -> None:
             "at", f"{min(days):%Y-%m-%d}" if clock else "TIME (UTC)", (lambda at: f"{at:%H:%M:%S}") if clock else None
         ),
         Column("id", hidden=True),
-        Column("attempt", "TRY", right=True),
+        Column("attempt", "TRY", lambda number: str(number or "-"), right=True),
         Column("rank", right=True),
         Column("kind"),
         Column("text", wrap=True),
     ]
-    rows_out(columns, [(e.at, e.id, e.attempt or None, e.rank, e.kind, e.text) for e in events], output)
+    rows_out(columns, [(e.at, e.id, e.attempt, e.rank, e.kind, e.text) for e in events], output)

@@ -40,8 +40,9 @@ def command(name: str, project: str, following: bool, rank: int, attempt: int | 
 def _last_lines(client: "Client", project: str, name: str, rank: int, attempt: int | None, lines: int) -> bytes:
     """The last lines of a log: ask for ever longer ends until there are enough."""
     size = 200 * lines
-    while True:
+    while lines:
         data = b"".join(client.logs(project, name, rank=rank, attempt=attempt, tail_bytes=size))
         if data.count(b"\n") > lines or len(data) < size:
-            return b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b""
+            return b"".join(data.splitlines(keepends=True)[-lines:])
         size *= 4
+    return b""

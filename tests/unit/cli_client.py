@@ -1,0 +1,231 @@
+"""A client that answers from memory, for tests of commands: one project with three jobs, and what was asked of it."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+import pytest
+from msgspec import Raw
+from msgspec.json import encode
+from msgspec.structs import asdict, replace
+
+import remuda.client
+from remuda.client import ApiError, wire
+from remuda.client.client import ExecChunk, LogChunk
+from remuda.domain.jobs import Origin
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Task
+from remuda.domain.units import HourlyRate
+
+T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+OFFER = Offer(provider="local", region="box", instance_type="cpu", rate=HourlyRate(3_600_000), shared=True)
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def make_node(**changes: Any) -> wire.NodeView:
+    facts: dict[str, Any] = {
+        "rank": 0,
+        "phase": "running",
+        "address": "127.0.0.1",
+        "exit_code": None,
+        "exit_outcome": None,
+        "exit_reason": "",
+        "claimed_at": at(1),
+        "running_at": at(2),
+        "exited_at": None,
+        "heard_at": at(3),
+        "telemetry": {"cpu": 0.5},
+        "progress": {"done": 3, "total": 12, "unit": "epochs", "loss": 0.25, "left_s": 8.6},
+    }
+    return wire.NodeView(**{**facts, **changes})
+
+
+def make_attempt(number: int = 1, **changes: Any) -> wire.AttemptView:
+    facts: dict[str, Any] = {
+        "id": f"x-{number}",
+        "number": number,
+        "gang": f"rm-0-x-{number}",
+        "place": OFFER.key,
+        "offer": Raw(encode(OFFER)),
+        "rate_micros_per_hour": 3_600_000,
+        "phase": "running",
+        "reason": "every rank reported that its work runs",
+        "outcome": None,
+        "exit_code": None,
+        "first_failed_rank": None,
+        "created_at": at(0),
+        "since": at(2),
+        "launched_at": at(0),
+        "running_at": at(2),
+        "finished_at": None,
+        "ended_at": None,
+        "checkpoint_at": None,
+        "drill_until": None,
+        "nodes": [make_node()],
+    }
+    return wire.AttemptView(**{**facts, **changes})
+
+
+def make_job(name: str, phase: str, *, task: Task | None = None, **changes: Any) -> wire.JobDetail:
+    ended = phase in ("done", "failed", "stopped")
+    facts: dict[str, Any] = {
+        "id": f"id-of-{name}",
+        "project": "default",
+        "name": name,
+        "user": "ada",
+        "phase": phase,
+        "reason": {"failed": "exit code 3", "queued": "waits for CPUs"}.get(phase, "as it should be"),
+        "priority": 0,
+        "submitted_at": T0,
+        "since": at(10),
+        "ended_at": at(10) if ended else None,
+        "attempt": 0 if phase == "queued" else 1,
+        "exit_code": {"done": 0, "failed": 3}.get(phase),
+        "place": None if phase == "queued" else OFFER.key,
+        "spent_micros": 0 if phase == "queued" else 10_000,
+        "task": Raw(encode(task or Task(name=name, run="true"))),
+        "origin": Raw(encode(Origin(task_text="name: x\nrun: 'true'\n"))),
+        "not_before": None,
+        "stop_reason": None,
+        "consented": True,
+        "ceiling_micros": None,
+        "queue_position": 2 if phase == "queued" else None,
+        "attempts": []
+        if phase == "queued"
+        else [make_attempt(**({"phase": "ended", "ended_at": at(10)} if ended else {}))],
+    }
+    return wire.JobDetail(**{**facts, **changes})
+
+
+def make_event(number: int, kind: str, text: str, **changes: Any) -> wire.EventView:
+    facts: dict[str, Any] = {"id": number, "at": at(number), "attempt": 1, "rank": None, "kind": kind, "text": text}
+    return wire.EventView(**{**facts, **changes})
+
+
+@dataclass
+class FakeClient:
+    """What the commands use of `remuda.client.Client`; `asked` holds what was asked for that changes something."""
+
+    all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
+    story: list[wire.EventView] = field(default_factory=list)
+    found: list[wire.Found] = field(default_factory=list)
+    rows: list[wire.NodeRow] = field(default_factory=list)
+    log_bytes: bytes = b""
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    @contextmanager
+    def sibling(self) -> Iterator["FakeClient"]:
+        yield self
+
+    def job(self, project: str, name: str) -> wire.JobDetail:
+        if name not in self.all_jobs:
+            raise ApiError("job-not-found", f"project {project} has no job {name}", "`remuda ps` lists the jobs", 404)
+        return self.all_jobs[name]
+
+    def jobs(
+        self, project: str | None = None, *, phases: Collection[str] = (), cursor: str | None = None, limit: int = 50
+    ) -> wire.JobPage:
+        wanted = [job for job in self.all_jobs.values() if not phases or job.phase in phases]
+        first = int(cursor or 0)
+        rows = [
+            wire.JobRow(**{name: getattr(job, name) for name in wire.JobRow.__struct_fields__})
+            for job in wanted[first : first + limit]
+        ]
+        return wire.JobPage(jobs=rows, cursor=str(first + limit) if first + limit < len(wanted) else None)
+
+    def events(self, project: str, name: str, *, after: int = 0, wait_s: float = 0) -> wire.EventPage:
+        events = [event for event in self.story if event.id > after][:2]
+        return wire.EventPage(events=events, last=events[-1].id if events else after, over=True)
+
+    def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
+        yield from (event for event in self.story if event.id > after)
+
+    def logs(
+        self, project: str, name: str, *, tail_bytes: int | None = None, follow: bool = False, **which: object
+    ) -> Iterator[bytes]:
+        self.job(project, name)
+        yield self.log_bytes if tail_bytes is None else self.log_bytes[-tail_bytes:] if tail_bytes else b""
+
+    def log_chunks(self, project: str, name: str, *, rank: int = 0, **which: object) -> Iterator[LogChunk]:
+        yield LogChunk(data=self.log_bytes, attempt=1, offset=len(self.log_bytes), over=True)
+
+    def stop(self, project: str, name: str) -> wire.JobDetail:
+        self.asked.append(("stop", name))
+        job = self.job(project, name)
+        if job.phase not in ("done", "failed", "stopped"):
+            self.all_jobs[name] = replace(job, phase="stopped", reason="stopped by the user")
+        return job
+
+    def retry(self, project: str, name: str) -> wire.JobDetail:
+        self.asked.append(("retry", name))
+        return replace(self.job(project, name), phase="queued")
+
+    def drill_preempt(self, project: str, name: str, *, notice_s: float) -> wire.JobDetail:
+        self.asked.append(("drill", name, notice_s))
+        return self.job(project, name)
+
+    def exec(self, project: str, name: str, command: list[str], *, rank: int = 0) -> Iterator[ExecChunk]:
+        self.asked.append(("exec", name, command, rank))
+        yield ExecChunk(data=b"some", exit_code=None)
+        yield ExecChunk(data=b" output\n", exit_code=7)
+
+    def cost(self, project: str, name: str) -> wire.CostView:
+        job = self.job(project, name)
+        charge = wire.ChargeView(
+            attempt=1,
+            rank=0,
+            kind="node",
+            since=T0,
+            until=at(10),
+            rate_micros_per_hour=3_600_000,
+            amount_micros=job.spent_micros,
+        )
+        return wire.CostView(
+            job=job.id,
+            charges=[charge] if job.spent_micros else [],
+            total_micros=job.spent_micros,
+            queued_s=1,
+            starting_s=2,
+            running_s=6.5,
+            lost_s=0.5,
+            ending_s=0,
+            timeline=[],
+        )
+
+    def nodes(self, project: str | None = None) -> list[wire.NodeRow]:
+        return self.rows
+
+    def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.Found]:
+        self.asked.append(("down", project, dry_run))
+        return [wire.Found(**{**asdict(each), "done": not dry_run}) for each in self.found]
+
+    def gc(self, *, dry_run: bool = True) -> list[wire.Found]:
+        self.asked.append(("gc", dry_run))
+        return [wire.Found(**{**asdict(each), "done": not dry_run}) for each in self.found]
+
+    def submit(self, text: str, **how: Any) -> wire.Submitted:
+        self.asked.append(("submit", text, how))
+        name = f"{how['name']}-2"
+        self.all_jobs[name] = make_job(name, "done")
+        return wire.Submitted(id="new", project=how["project"], name=name, phase="queued")
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    """The client that commands get, whichever server they would talk to."""
+    jobs = [make_job("good", "done"), make_job("bad", "failed"), make_job("next", "queued"), make_job("now", "running")]
+    fake = FakeClient(all_jobs={job.name: job for job in jobs})
+    monkeypatch.setattr(remuda.client, "connect", lambda **how: fake)
+    monkeypatch.delenv("REMUDA_PROJECT", raising=False)
+    return fake

@@ -1,0 +1,144 @@
+"""What a follower of a job sees: each step once, logs by rank, a bar that fits, tables that wrap."""
+
+import io
+
+import pytest
+from rich.console import Console
+from tests.unit.cli_client import make_attempt, make_event, make_job, make_node
+
+from remuda.cli.bar import Bar
+from remuda.cli.output import Column, rows_out
+from remuda.cli.screen import open_screen
+from remuda.cli.shown import show_progress
+from remuda.cli.story import Story
+from remuda.domain.tasks import Task
+
+
+def told(story: Story, *steps: tuple[str, str]) -> list[str]:
+    events = [make_event(number, kind, text, rank=0) for number, (kind, text) in enumerate(steps)]
+    return [" ".join(story.text(step).split()) for event in events for step in story.tell(event)]
+
+
+def test_a_preempted_job_is_told_without_saying_anything_twice() -> None:
+    assert told(
+        Story(several=False),
+        ("queued", "submitted"),
+        ("placed", "starts on a"),
+        ("claimed", "the agent of rank 0 reported in"),
+        ("setup", "the setup began"),
+        ("running", "runs on a"),
+        ("checkpoint", "a checkpoint is complete"),
+        ("drill", "a fire drill takes the node away in 5 s"),
+        ("notice", "a fire drill takes the node"),
+        ("checkpoint", "a checkpoint is complete"),
+        ("exited", "a fire drill takes the node"),
+        ("preempted", "a fire drill takes the node"),
+        ("queued", "a fire drill takes the node; tried again"),
+        ("billed", "it cost $1"),
+        ("placed", "starts on b"),
+        ("checkpoint", "a checkpoint is complete"),
+        ("exited", "exit code 0"),
+        ("done", "the work ended well"),
+        ("billed", "it cost $1"),
+    ) == [
+        "placed starts on a",
+        "setup the setup began",
+        "running runs on a",
+        "notice a fire drill takes the node",
+        "checkpoint a checkpoint is complete",
+        "preempted a fire drill takes the node",
+        "queued tried again",
+        "placed starts on b",
+    ]
+
+
+def test_an_end_is_told_only_when_it_was_not_the_end() -> None:
+    story = Story(several=False)
+    assert told(story, ("failed", "exit code 3"), ("billed", "it cost $1")) == []
+    assert told(story, ("queued", "the user asked for a retry")) == [
+        "failed exit code 3",
+        "queued the user asked for a retry",
+    ]
+
+
+def test_of_a_gang_the_rank_that_failed_is_told() -> None:
+    events = [make_event(1, "exited", "exit code 0", rank=0), make_event(2, "exited", "exit code 4", rank=1)]
+    story = Story(several=True)
+    assert [story.text(step) for event in events for step in story.tell(event)] == ["exited      rank 1: exit code 4"]
+
+
+def drawn(bar: Bar, width: int, **how: bool) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True, color_system=None, **how).print(bar)
+    return out.getvalue().rstrip("\n")
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 300])
+def test_the_bar_is_one_line_at_any_width(width: int) -> None:
+    line = drawn(Bar(make_job("digits", "running")), width)
+    assert "\n" not in line
+    assert len(line) < width
+    assert ("3/12 epochs  loss 0.25  9s left" in line) == (width >= 60)
+    assert ("━" in line) == (width >= 60)
+
+
+def test_the_bar_shows_the_part_that_is_done() -> None:
+    job = make_job("digits", "running")
+    line = drawn(Bar(job), 120, no_color=True)
+    assert (line.count("━"), line.count("─")) == (10, 30)
+    bar = Bar(job)
+    bar.show(make_job("digits", "done", attempts=[make_attempt(nodes=[make_node(progress={"done": 4, "total": 4})])]))
+    line = drawn(bar, 120, no_color=True)
+    assert line.startswith("✓ digits  ━")
+    assert line.count("━") == 40
+    assert "left" not in line
+
+
+def test_the_bar_says_what_a_job_waits_for() -> None:
+    assert "queued  number 2 in the queue" in drawn(Bar(make_job("digits", "queued")), 80)
+    assert "starting  as it should be" in drawn(Bar(make_job("digits", "starting", attempts=[])), 80)
+    odd = make_attempt(nodes=[make_node(progress={"done": 9, "total": 0, "state": "warming up"})])
+    assert "warming up" in drawn(Bar(make_job("digits", "running", attempts=[odd])), 80)
+
+
+def test_progress_as_one_line() -> None:
+    assert show_progress({"done": 3, "total": 4, "loss": 0.5, "left_s": 61.2}) == "3/4  loss 0.5  1m01s left"
+    assert show_progress({}) == ""
+
+
+def test_a_pipe_gets_the_log_alone(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with open_screen(make_job("x", "running")) as screen:
+        screen.log(0, b"half a")
+        screen.event(make_event(1, "running", "runs on a"))
+        screen.log(0, b" line\r\n\xff")
+    out, err = capfdbinary.readouterr()
+    assert out == b"half a line\r\n\xff"
+    assert err == b"[remuda 03:04:06] running     runs on a\n"
+
+
+def test_lines_of_several_ranks_are_whole_and_named(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with open_screen(make_job("x", "running", task=Task(name="x", run="true", nodes=2))) as screen:
+        screen.log(0, b"one ")
+        screen.log(1, b"two\nrest")
+        screen.log(0, b"line\n")
+    assert capfdbinary.readouterr().out == b"[1] two\n[0] one line\n[1] rest\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_reason_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    rows_out(
+        ["kind", Column("text", wrap=True)], [("failed", "no place has as many CPUs as that"), ("x", "y")], file=out
+    )
+    assert out.getvalue().splitlines() == [
+        "KIND    TEXT",
+        "failed  no place has as many",
+        "        CPUs as that",
+        "x       y",
+    ]

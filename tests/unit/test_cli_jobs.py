@@ -1,0 +1,250 @@
+"""The commands about jobs: what they print for people and for programs, what they ask for, and how they exit."""
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_event, make_job, make_node
+
+from remuda.cli.main import cli
+from remuda.client import wire
+
+__all__ = ["client"]
+FOUND = wire.Found(kind="gang", name="rm-0-x-1", where="local/box", why="no unfinished job wants it", done=False)
+
+
+def run(*arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(cli, arguments, input=given, prog_name="remuda")
+
+
+def lines(result: Result) -> list[list[str]]:
+    return [line.split() for line in result.stdout.splitlines()]
+
+
+def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
+    shown = lines(run("ps"))
+    assert shown[0] == ["NAME", "PROJECT", "PHASE", "SUBMITTED", "TRY", "EXIT", "SPENT", "PLACE", "REASON"]
+    assert [line[0] for line in shown[1:]] == ["good", "bad", "next", "now"]
+    rows = json.loads(run("ps", "-o", "json").stdout)
+    assert rows[1]["exit_code"] == 3
+    assert rows[1]["spent_micros"] == 10_000
+    assert rows[2]["place"] is None
+    assert [row["id"] for row in csv.DictReader(io.StringIO(run("ps", "-o", "csv").stdout))] == [
+        row["id"] for row in rows
+    ]
+
+
+def test_ps_by_phase_and_with_a_limit(client: FakeClient) -> None:
+    assert [row["name"] for row in json.loads(run("ps", "--phase", "failed", "-o", "json").stdout)] == ["bad"]
+    assert [row["name"] for row in json.loads(run("ps", "-n", "2", "-o", "json").stdout)] == ["good", "bad"]
+
+
+def test_ps_says_that_there_are_older_jobs(client: FakeClient) -> None:
+    client.all_jobs = {f"j{n}": make_job(f"j{n}", "done") for n in range(21)}
+    assert run("ps").stdout.endswith("… older ones: remuda ps --all\n")
+    assert len(json.loads(run("ps", "--all", "-o", "json").stdout)) == 21
+    client.all_jobs = {}
+    assert "remuda run" in run("ps").stdout
+
+
+def test_status_tells_where_a_job_stands(client: FakeClient) -> None:
+    told = run("status", "now").stdout
+    assert "now (id-of-now) in project default" in told
+    assert "3/12 epochs  loss 0.25  9s left" in told
+    assert "number 2 of those that wait" in run("status", "next").stdout
+    assert "exit code 3" in " ".join(run("status", "bad").stdout.split())
+    whole = json.loads(run("status", "now", "-o", "json").stdout)
+    assert whole["attempts"][0]["nodes"][0]["progress"]["done"] == 3
+    assert whole["task"]["run"] == "true"
+
+
+def test_a_job_that_is_not_there_is_told_with_what_to_do(client: FakeClient) -> None:
+    for command in (
+        ["status"],
+        ["logs"],
+        ["logs", "-f"],
+        ["stop"],
+        ["retry"],
+        ["cost"],
+        ["rerun"],
+        ["drill", "preempt"],
+    ):
+        answer = run(*command, "nobody")
+        assert answer.exit_code == 1, command
+        assert answer.stderr == "error: project default has no job nobody\nhint: `remuda ps` lists the jobs\n"
+
+
+def test_events_say_the_day_once(client: FakeClient) -> None:
+    client.story = [
+        make_event(1, "queued", "submitted", attempt=0),
+        make_event(2, "placed", "starts on local/box"),
+        make_event(3, "running", "runs on local/box"),
+    ]
+    shown = lines(run("events", "good"))
+    assert shown[0] == ["2026-01-02", "TRY", "RANK", "KIND", "TEXT"]
+    assert shown[1][:4] == ["03:04:06", "-", "-", "queued"]
+    assert len(shown) == 4
+    client.story.append(make_event(86_400, "done", "the work ended well"))
+    shown = lines(run("events", "good"))
+    assert shown[0][:2] == ["TIME", "(UTC)"]
+    assert shown[-1][:2] == ["2026-01-03", "03:04:05"]
+    rows = json.loads(run("events", "good", "-o", "json").stdout)
+    assert [row["id"] for row in rows] == [1, 2, 3, 86_400]
+    assert rows[0]["attempt"] == 0
+    assert rows[1]["at"] == "2026-01-02T03:04:07+00:00"
+
+
+def test_followed_events_come_as_lines(client: FakeClient) -> None:
+    client.story = [make_event(1, "exited", "exit code 0", rank=3)]
+    assert run("events", "-f", "good").stdout == "03:04:06  exited      rank 3: exit code 0\n"
+
+
+def test_logs_print_the_bytes(client: FakeClient) -> None:
+    client.log_bytes = b"one\ntwo\n\xff three\nfour"
+    assert run("logs", "good").stdout_bytes == client.log_bytes
+    assert run("logs", "good", "--tail", "2").stdout_bytes == b"\xff three\nfour"
+    assert run("logs", "good", "--tail", "0").stdout_bytes == b""
+    assert run("logs", "good", "--tail", "99").stdout_bytes == client.log_bytes
+
+
+@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 3), ("halted", 130)])
+def test_following_passes_the_exit_code_on(client: FakeClient, name: str, code: int) -> None:
+    client.all_jobs["halted"] = make_job("halted", "stopped")
+    client.log_bytes = b"a line\n"
+    answer = run("logs", "-f", name)
+    assert answer.exit_code == code
+    assert answer.stdout == "a line\n"
+    assert "$0.01 here (1 attempt, 10s of nodes at $3.60/h)" in answer.stderr
+    assert "queued 1s, starting 2s, running 6.5s, lost 0.5s, stopping 0s" in answer.stderr
+
+
+def test_stop_says_what_became_of_each(client: FakeClient) -> None:
+    answer = run("stop", "now", "bad")
+    assert answer.stdout == "now: stopped, stopped by the user\nbad: failed, exit code 3\n"
+    assert run("stop", "--all").stdout == "next: stopped, stopped by the user\n"
+    assert run("stop", "--all").stdout == "no job of this project is unfinished\n"
+    assert [what[1] for what in client.asked] == ["now", "bad", "next"]
+
+
+@pytest.mark.parametrize("arguments", [["stop"], ["stop", "--all", "now"], ["down"], ["down", "--all", "-p", "x"]])
+def test_what_ends_things_wants_to_know_which(client: FakeClient, arguments: list[str]) -> None:
+    answer = run(*arguments)
+    assert answer.exit_code == 2
+    assert "say" in answer.stderr
+    assert client.asked == []
+
+
+def test_retry_queues_and_follows_or_not(client: FakeClient) -> None:
+    assert run("retry", "bad", "--detach").stdout == "bad: queued\n"
+    assert run("retry", "bad").exit_code == 3
+    assert client.asked == [("retry", "bad")] * 2
+
+
+def test_exec_passes_output_and_code(client: FakeClient) -> None:
+    answer = run("exec", "now", "--rank", "1", "--", "ls", "-l", "--rank", "9")
+    assert (answer.stdout, answer.exit_code) == ("some output\n", 7)
+    assert client.asked == [("exec", "now", ["ls", "-l", "--rank", "9"], 1)]
+
+
+def test_drill_reads_its_notice(client: FakeClient) -> None:
+    told = run("drill", "preempt", "now", "--notice", "1m").stdout
+    assert "now: its nodes are told that they go in 1m00s" in told
+    assert client.asked == [("drill", "now", 60.0)]
+    wrong = run("drill", "preempt", "now", "--notice", "soon")
+    assert wrong.exit_code == 2
+    assert "--notice soon" in wrong.stderr
+
+
+def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
+    told = run("cost", "good").stdout
+    assert lines(run("cost", "good"))[1][-2:] == ["$3.60/h", "$0.01"]
+    assert "bill  $0.01 here" in told
+    assert "THE SAME RUN ELSEWHERE" in told
+    whole = json.loads(run("cost", "good", "-o", "json").stdout)
+    assert whole["total_micros"] == sum(charge["amount_micros"] for charge in whole["charges"]) == 10_000
+    assert len(whole["elsewhere"]) == 3
+    assert run("cost").stdout.endswith("in all $0.03\n")
+    assert [row["spent_micros"] for row in json.loads(run("cost", "-o", "json").stdout)] == [10_000, 10_000, 0, 10_000]
+
+
+def test_nodes_that_bill(client: FakeClient) -> None:
+    assert run("nodes").stdout == "nothing runs and nothing bills\n"
+    client.rows = [
+        wire.NodeRow(
+            project="default",
+            job="now",
+            job_id="id-of-now",
+            attempt=1,
+            rank=0,
+            gang="rm-0-x-1",
+            place="local/box/T4:1/on-demand",
+            phase="running",
+            rank_phase="running",
+            rate_micros_per_hour=3_600_000,
+            since=at(0),
+            heard_at=None,
+            devices=["GPU-1", "GPU-2"],
+        )
+    ]
+    shown = lines(run("nodes"))[1]
+    assert "GPU-1,GPU-2" in shown
+    assert "$3.60/h" in shown
+    (row,) = json.loads(run("nodes", "-o", "json").stdout)
+    assert row["devices"] == ["GPU-1", "GPU-2"]
+    assert row["gang"] == "rm-0-x-1"
+
+
+def test_diff_names_what_differs_and_nothing_else(client: FakeClient) -> None:
+    assert run("diff", "good", "good").stdout == "nothing differed\n"
+    again = make_attempt(nodes=[make_node(progress={"loss": 0.5})])
+    client.all_jobs["other"] = make_job("good", "done", attempts=[again], attempt=2)
+    rows = json.loads(run("diff", "good", "other", "-o", "json").stdout)
+    assert {row["field"] for row in rows} == {
+        "result.attempts",
+        "result.progress.loss",
+        *(f"result.progress.{name}" for name in ("done", "total", "unit", "left_s")),
+    }
+    assert ["result.progress.loss", "0.25", "0.5"] in lines(run("diff", "good", "other"))
+
+
+def test_down_shows_before_it_removes(client: FakeClient) -> None:
+    assert run("down", "--all").stdout == "nothing runs, nothing bills\n"
+    client.found = [FOUND]
+    dry = run("down", "--all", "--dry-run")
+    assert lines(dry)[1][-1] == "no"
+    refused = run("down", "--all")
+    assert refused.exit_code == 2
+    assert "--yes" in refused.stderr
+    assert ("down", None, False) not in client.asked
+    assert lines(run("down", "--project", "p", "--yes"))[1][-1] == "yes"
+    assert client.asked[-1] == ("down", "p", False)
+
+
+def test_gc_removes_only_when_told(client: FakeClient) -> None:
+    client.found = [FOUND]
+    assert run("gc").stdout.endswith("remove them: remuda gc --remove\n")
+    assert [row["done"] for row in json.loads(run("gc", "--remove", "-o", "json").stdout)] == [True]
+    assert client.asked == [("gc", True), ("gc", False)]
+
+
+def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:
+    answer = run("rerun", "good", "--param", "lr=0.5", "--detach")
+    assert answer.stdout.splitlines() == [
+        "good-2: queued, a rerun of good",
+        "what differs: remuda diff good good-2",
+    ]
+    ((_, text, how),) = client.asked
+    assert text == "name: x\nrun: 'true'\n"
+    assert how["params"] == {"lr": "0.5"}
+    assert how["origin"].rerun_of == "id-of-good"
+    assert how["consent"] is True
+    assert run("rerun", "good", "--param", "lr").exit_code == 2
+
+
+def test_an_unknown_command_names_its_neighbour() -> None:
+    answer = run("statsu")
+    assert answer.exit_code == 2
+    assert "Did you mean `remuda status`?" in answer.stderr
+    assert "See `remuda --help`" in run("qqqq").stderr
