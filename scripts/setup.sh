@@ -48,6 +48,6 @@ print("\n".join(tomllib.loads(pathlib.Path("pyproject.toml").read_text())["depen
 P
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement .venv/dev-requirements.txt
 fi
-.venv/bin/python -m compileall -q -j 0 .venv/lib src || true  # so that the first start is as quick as the second
+.venv/bin/python -m compileall -q src  # so that the first start is as quick as the second; pip did the same for the rest
 echo "$sum" >"$stamp"
 echo "setup: done; try: .venv/bin/remuda --help"
