@@ -331,4 +331,7 @@ def said(data: bytes) -> str:
 
 def complain(text: str) -> None:
     """To the agent's own log, which its provider keeps; the task's log is the task's."""
-    sys.stderr.write(f"remuda-agent: {text}\n")
+    try:
+        os.write(2, f"remuda-agent: {text}\n".encode())  # unbuffered, so that nothing is left to fail at the exit
+    except OSError:
+        return  # a full disk; the work matters more

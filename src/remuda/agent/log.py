@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 CHUNK = 256 * 1024  # bytes of one request
+HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk takes none
 
 
 class Log:
@@ -18,6 +19,7 @@ class Log:
         self._folder = folder
         self.limit(limit_mib)
         self._segments: list[list[int]] = []  # [position, size], oldest first
+        self._held: dict[int, bytearray] = {}  # segments that the disk did not take, by position
         self._file = -1
         self.size = 0  # of the whole output so far, dropped bytes included
         self._acked = 0
@@ -40,7 +42,7 @@ class Log:
         return self._acked < self.size
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes of the output. What the disk does not take counts as dropped."""
+        """Take the next bytes of the output. What a full disk does not take is held in memory, and then dropped."""
         try:
             if self._file < 0 or not self._segments or self._segments[-1][1] >= self._segment:
                 self._begin()
@@ -52,8 +54,8 @@ class Log:
             self._segments[-1][1] += written
         self.size += written
         if written < len(data):
-            self._end()  # the next segment begins after the gap
-            self.size += len(data) - written
+            self._end()  # the next segment begins after it
+            self._hold(data[written:])
         self._trim()
 
     def chunk(self) -> tuple[int, int, bytes]:
@@ -98,13 +100,29 @@ class Log:
             else:
                 return
 
+    def _hold(self, data: bytes) -> None:
+        if self._segments and not self._segments[-1][1]:
+            self._drop(len(self._segments) - 1)  # the file that could be made but not written
+        kept = data[: max(0, HELD - sum(map(len, self._held.values())))]
+        last = self._segments[-1] if self._segments else [-1, 0]
+        if kept and last[0] in self._held and sum(last) == self.size:
+            self._held[last[0]] += kept
+            last[1] += len(kept)
+        elif kept:
+            self._held[self.size] = bytearray(kept)
+            self._segments.append([self.size, len(kept)])
+        self.size += len(data)
+
     def _drop(self, index: int) -> None:
         position, _ = self._segments.pop(index)
         if not self._segments:
             self._end()
-        os.unlink(self._path(position))
+        if self._held.pop(position, None) is None:
+            os.unlink(self._path(position))
 
     def _read(self, position: int, skip: int) -> bytes:
+        if position in self._held:
+            return bytes(self._held[position][skip : skip + CHUNK])
         with open(self._path(position), "rb") as file:
             file.seek(skip)
             return file.read(CHUNK)

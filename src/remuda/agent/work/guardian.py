@@ -265,7 +265,10 @@ def _become(command: Command, output: int, guardian: int) -> None:
 
 
 def _tell(text: str) -> None:
-    os.write(2, (f"remuda: {text}\n").encode())
+    try:
+        os.write(2, (f"remuda: {text}\n").encode())
+    except OSError:
+        return  # a full disk
 
 
 def _pass_on(agent: int) -> None:
