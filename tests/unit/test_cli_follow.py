@@ -62,9 +62,18 @@ def test_an_end_is_told_only_when_it_was_not_the_end() -> None:
 
 
 def test_of_a_gang_the_rank_that_failed_is_told() -> None:
-    events = [make_event(1, "exited", "exit code 0", rank=0), make_event(2, "exited", "exit code 4", rank=1)]
+    steps = [("exited", "exit code 0", 2), ("exited", "exit code 4", 0), ("stop", "rank 0 failed", None)]
+    steps += [
+        ("exited", "rank 0 failed", 1),
+        ("exit", "exit code 4 on rank 0", None),
+        ("failed", "exit code 4 on rank 0", None),
+    ]
+    events = [make_event(number, kind, text, rank=rank) for number, (kind, text, rank) in enumerate(steps)]
     story = Story(several=True)
-    assert [story.text(step) for event in events for step in story.tell(event)] == ["exited      rank 1: exit code 4"]
+    assert [story.text(step) for event in events for step in story.tell(event)] == [
+        "exited      rank 0: exit code 4",
+        "stop        rank 0 failed",
+    ]
 
 
 def drawn(bar: Bar, width: int, **how: bool) -> str:

@@ -34,8 +34,6 @@ class Bar:
         self._part: float | None = None
         if isinstance(total, int | float) and isinstance(done, int | float) and total > 0:
             self._part = min(1.0, max(0.0, done / total))
-        if job.phase in shown.ENDED:
-            progress = {name: value for name, value in progress.items() if name != "left_s"}
         self._text = _text(job, progress)
         self._phase = job.phase
 
@@ -72,4 +70,6 @@ def _drawn(part: float, width: int, console: "Console", options: "ConsoleOptions
 def _text(job: "JobDetail", progress: dict[str, float | str]) -> str:
     if job.phase == "queued":
         return f"number {job.queue_position} in the queue" if job.queue_position else job.reason
+    if job.phase in shown.ENDED:  # the summary below says why
+        return shown.show_progress({name: value for name, value in progress.items() if name != "left_s"})
     return shown.show_progress(progress) or job.reason

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _KIND_WIDTH = len("checkpoint")
 # Said by another line: `running` or `setup` follows a claim, `notice` a drill, and the bill stands below the log.
 _LEFT_OUT = frozenset({"claimed", "drill", "billed"})
-_LAST = frozenset({"done", "failed", "stopped"})  # the summary says it, unless more comes
+_LAST = frozenset({"exit", "done", "failed", "stopped"})  # the summary says it, unless more comes
 _LEAVING = frozenset({"notice", "stop"})  # after these it matters that a checkpoint is complete
 
 
@@ -26,12 +26,10 @@ class Story:
 
     def tell(self, event: "EventView") -> "list[EventView]":
         """The steps to show now that this one is known."""
-        held = [self._held] if self._held is not None and event.kind not in _LEFT_OUT else []
-        if held:
-            self._held = None
-        if event.kind in _LAST:
-            self._held = event
-            return held
+        if event.kind in _LEFT_OUT:
+            return []
+        held = [] if self._held is None or self._held.text == event.text else [self._held]
+        self._held = event if event.kind in _LAST else None
         return [*held, event] if self._matters(event) else held
 
     def _matters(self, event: "EventView") -> bool:
@@ -39,21 +37,27 @@ class Story:
             self._leaving = True
         elif event.kind == "placed":
             self._leaving = False
-        if event.kind in _LEFT_OUT or (event.kind == "queued" and event.text == "submitted"):
-            return False
-        if event.kind == "checkpoint":
-            return self._leaving
-        # Where there is one rank, its exit is the attempt's, which the next step tells.
-        return event.kind != "exited" or (self._several and event.text != "exit code 0")
+        match event.kind:
+            case "checkpoint":
+                return self._leaving
+            case "exited":  # of one rank, or after a stop, it is what the next step or the last one tells
+                return self._several and not self._leaving and event.text != "exit code 0"
+            case "queued":
+                return event.text != "submitted"
+            case kind:
+                return kind not in _LAST
 
     def text(self, event: "EventView") -> str:
         """The step as one line, without what the line before it said already."""
         text = event.text.removeprefix(f"{self._said}; ")
         self._said = event.text
-        return story_line(event, text)
+        return _line(event.kind, event.rank if self._several else None, text)
 
 
-def story_line(event: "EventView", text: str | None = None) -> str:
+def story_line(event: "EventView") -> str:
     """One step without its time: "placed      starts on local/here/cpu:0/on-demand"."""
-    rank = f"rank {event.rank}: " if event.rank else ""
-    return f"{event.kind.ljust(_KIND_WIDTH)}  {rank}{event.text if text is None else text}"
+    return _line(event.kind, event.rank, event.text)
+
+
+def _line(kind: str, rank: int | None, text: str) -> str:
+    return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"
