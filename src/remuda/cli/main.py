@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "Check a task file and explain what is wrong."),
     "offers": ("offers", "List what can be rented or used, filtered and sorted by price."),
     "plan": ("plan", "Rank the places a task could run at, with cost, time and reasons."),
+    "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
     "catalog": ("catalog", "Show, refresh and compare the price catalog."),
     "run": ("run", "Run a task: submit it, follow its log, pass its exit code on."),
     "rerun": ("rerun", "Run a job again as it was, or with other parameters."),
@@ -36,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # How `remuda --help` and the reference order them.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Describe and plan": ("init", "validate", "offers", "plan", "catalog"),
+    "Describe and plan": ("init", "validate", "offers", "plan", "simulate", "catalog"),
     "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "exec"),
     "Account and clean up": ("cost", "diff", "nodes", "drill", "down", "gc"),
     "Set up": ("check", "secret", "server"),

@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from zlib import crc32
@@ -123,7 +124,7 @@ def run_trials(trials: Sequence[Trial], processes: int = 1) -> Iterator[list[Res
     if processes <= 1:
         yield from map(run_trial, trials)
         return
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:  # forks and threads do not mix
         yield from pool.map(run_trial, trials, chunksize=max(1, min(8, len(trials) // (4 * processes))))
 
 

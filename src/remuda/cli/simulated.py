@@ -1,0 +1,190 @@
+"""What `remuda simulate` found, as tables, JSON, CSV, Parquet and drawings."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remuda.cli.output import Column, json_out, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from remuda.sim.traces.fleet import Outcome
+    from remuda.sim.traces.trials import Result, Score
+
+_HOUR_S = 3600.0
+_COLUMNS = (
+    Column("policy"),
+    Column("work_hr", "WORK", show=lambda value: f"{value:g}h", right=True),
+    Column("deadline_hr", "DEADLINE", show=lambda value: f"{value:g}h", right=True),
+    Column("overhead_hr", "OVERHEAD", show=lambda value: f"{value:g}h", right=True),
+    Column("cost_over_optimum_mean", "COST/OPTIMUM", show=lambda value: f"{value:.3f}", right=True),
+    Column("cost_over_optimum_worst", "WORST", show=lambda value: f"{value:.3f}", right=True),
+    Column("mean_usd", "MEAN COST", show=lambda value: f"${value:.2f}", right=True),
+    Column("mean_optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", right=True),
+    Column("missed_deadlines", "MISSED", right=True),
+    Column("runs", right=True),
+)
+_RUN_FIELDS = (
+    "policy",
+    "trace",
+    "start_s",
+    "work_s",
+    "deadline_s",
+    "overhead_s",
+    "usd",
+    "optimum_usd",
+    "end_s",
+    "missed",
+    "launches",
+)
+
+
+def print_scores(results: "Sequence[Result]", output: str) -> None:
+    """A row for each policy and setting, then one for all settings of each policy."""
+    from remuda.sim.traces.trials import Tally
+
+    cells, totals = Tally(), Tally()
+    for result in results:
+        setting = result.setting
+        cells.add((result.policy, setting.work_s, setting.deadline_s, setting.overhead_s), result)
+        totals.add((result.policy, None, None, None), result)
+    rows = [_score_row(key, score) for key, score in cells.scores().items()]
+    if len({row[1:4] for row in rows}) > 1:
+        rows += [_score_row(key, score) for key, score in totals.scores().items()]
+    rows_out(_COLUMNS, rows, output)
+
+
+def as_document(results: "Sequence[Result]", *, segments: bool = False) -> dict[str, object]:
+    """By policy, then by policy and setting; with `segments` also every run with its stays."""
+    from remuda.sim.traces.trials import Tally
+
+    totals, cells = Tally(), Tally()
+    for result in results:
+        setting = result.setting
+        totals.add(result.policy, result)
+        cells.add((result.policy, setting.work_s, setting.deadline_s, setting.overhead_s), result)
+    document: dict[str, object] = {
+        "policies": {str(policy): _score_fields(score) for policy, score in totals.scores().items()},
+        "cells": [
+            {
+                "policy": key[0],
+                "work_s": key[1],
+                "deadline_s": key[2],
+                "overhead_s": key[3],
+                **_score_fields(score),
+            }
+            for key, score in cells.scores().items()
+            if isinstance(key, tuple)
+        ],
+    }
+    if segments:
+        document["runs"] = [_run_fields(result) for result in results]
+    return document
+
+
+def write_files(results: "Sequence[Result]", csv_file: Path | None, parquet_file: Path | None) -> None:
+    """Every run, one row each."""
+    rows = list(_run_rows(results))
+    if csv_file is not None:
+        with csv_file.open("w", newline="") as file:
+            rows_out(_RUN_FIELDS, rows, "csv", file=file)
+    if parquet_file is not None:
+        import pyarrow as arrow  # type: ignore[import-untyped]  # ships no types
+        from pyarrow import parquet  # type: ignore[import-untyped]  # ships no types
+
+        columns = dict(zip(_RUN_FIELDS, map(list, zip(*rows, strict=True)), strict=True))
+        parquet.write_table(arrow.table(columns), parquet_file)
+
+
+def draw(results: "Sequence[Result]", plot: Path | None, gantt: Path | None) -> None:
+    """The plots that were asked for."""
+    if plot is not None or gantt is not None:
+        from remuda.sim.traces.plots import plot_cost, plot_gantt
+
+        if plot is not None:
+            plot_cost(results, plot)
+        if gantt is not None:
+            plot_gantt(results, gantt)
+
+
+def print_fleet(outcome: "Outcome", output: str) -> None:
+    """What came of a queue."""
+    pairs: list[tuple[str, object]] = [
+        ("jobs", outcome.jobs),
+        ("left_out", outcome.left_out),
+        ("decisions", outcome.decisions),
+        ("makespan_s", outcome.makespan_s),
+        ("mean_wait_s", round(outcome.mean_wait_s, 1)),
+        ("median_wait_s", round(outcome.median_wait_s, 1)),
+        ("p95_wait_s", round(outcome.p95_wait_s, 1)),
+        ("gpu_use", round(outcome.gpu_use, 4)),
+    ]
+    match output:
+        case "json":
+            json_out(dict(pairs))
+        case "csv":
+            rows_out([name for name, _ in pairs], [[value for _, value in pairs]], "csv")
+        case _:
+            pairs_out(pairs)
+
+
+def _score_row(key: object, score: "Score") -> tuple[object, ...]:
+    assert isinstance(key, tuple)
+    policy, *lengths = key
+    hours = [length / _HOUR_S if length is not None else None for length in lengths]
+    return (
+        policy,
+        *hours,
+        score.mean,
+        score.worst,
+        score.mean_usd,
+        score.mean_optimum_usd,
+        score.missed,
+        score.runs,
+    )
+
+
+def _score_fields(score: "Score") -> dict[str, object]:
+    return {
+        "cost_over_optimum": {"mean": score.mean, "worst": score.worst},
+        "missed_deadlines": score.missed,
+        "mean_usd": score.mean_usd,
+        "mean_optimum_usd": score.mean_optimum_usd,
+        "runs": score.runs,
+    }
+
+
+def _run_rows(results: "Sequence[Result]") -> Iterator[tuple[object, ...]]:
+    for result in results:
+        setting, run = result.setting, result.run
+        yield (
+            result.policy,
+            result.world,
+            result.start_s,
+            setting.work_s,
+            setting.deadline_s,
+            setting.overhead_s,
+            run.usd,
+            result.optimum_usd,
+            run.end_s,
+            run.missed,
+            run.launches,
+        )
+
+
+def _run_fields(result: "Result") -> dict[str, object]:
+    (row,) = _run_rows([result])
+    return {
+        **dict(zip(_RUN_FIELDS, row, strict=True)),
+        "segments": [
+            {
+                "mode": segment.mode,
+                "market": result.markets[segment.market] if segment.market >= 0 else None,
+                "start_s": segment.start_s,
+                "end_s": segment.end_s,
+                "work_s": segment.work_s,
+                "usd": segment.usd,
+                "reason": segment.reason,
+            }
+            for segment in result.run.segments
+        ],
+    }

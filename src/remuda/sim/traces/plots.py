@@ -1,0 +1,73 @@
+"""Drawings of simulated runs: cost against slack, and one window's runs beside what there was. Needs matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from remuda.planner.spot.view import Mode
+from remuda.sim.traces.trials import Result, Tally
+
+_HOUR_S = 3600.0
+_COLOURS = {Mode.SPOT: "tab:green", Mode.ON_DEMAND: "tab:red", Mode.IDLE: "lightgrey"}
+matplotlib.rcParams["svg.hashsalt"] = "remuda"  # the same drawing is the same file
+
+
+def plot_cost(results: Sequence[Result], path: Path) -> None:
+    """Total cost over total optimum against the slack, as a share of the work; a panel for each overhead."""
+    tally = Tally()
+    for result in results:
+        setting = result.setting
+        slack = round(setting.deadline_s / setting.work_s - 1, 4)
+        tally.add((setting.overhead_s, result.policy, slack), result)
+    points = {key: score.mean for key, score in tally.scores().items() if isinstance(key, tuple)}
+    overheads = sorted({key[0] for key in points})
+    figure = Figure(figsize=(3.2 * len(overheads) + 1, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(overheads), sharey=True, squeeze=False)[0]
+    for panel, overhead in zip(axes, overheads, strict=True):
+        for policy in dict.fromkeys(result.policy for result in results):
+            line = sorted((key[2], mean) for key, mean in points.items() if key[:2] == (overhead, policy))
+            panel.plot([100 * slack for slack, _ in line], [mean for _, mean in line], marker="o", label=policy)
+        panel.set_title(f"overhead {overhead / _HOUR_S:g} h")
+        panel.set_xlabel("slack, % of the work")
+        panel.grid(alpha=0.3)
+    axes[0].set_ylabel("cost / optimum")
+    axes[0].legend()
+    _save(figure, path)
+
+
+def plot_gantt(results: Sequence[Result], path: Path) -> None:
+    """The runs of the first window and setting, a bar for each policy. The results need their segments."""
+    first = results[0]
+    shown = [
+        each
+        for each in results
+        if (each.world, each.start_s, each.setting) == (first.world, first.start_s, first.setting)
+    ]
+    figure = Figure(figsize=(10, 0.7 * len(shown) + 1.6), layout="constrained")
+    panel = figure.subplots()
+    for row, result in enumerate(shown):
+        for segment in result.run.segments:
+            panel.barh(
+                row,
+                (segment.end_s - segment.start_s) / _HOUR_S,
+                left=segment.start_s / _HOUR_S,
+                color=_COLOURS[segment.mode],
+                edgecolor="white",
+                linewidth=0.3,
+            )
+    panel.set_yticks(range(len(shown)), [f"{each.policy} ${each.run.usd:.2f}" for each in shown])
+    panel.invert_yaxis()
+    panel.axvline(first.setting.deadline_s / _HOUR_S, color="black", linestyle="--")
+    panel.set_xlabel("hours since the start; dashed: the deadline")
+    panel.set_title(f"{first.world}, optimum ${first.optimum_usd:.2f}")
+    for mode, colour in _COLOURS.items():
+        panel.barh(0, 0, color=colour, label=mode)
+    panel.legend(ncols=3, loc="upper right")
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, metadata=metadata, dpi=120)

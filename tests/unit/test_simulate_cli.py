@@ -1,0 +1,130 @@
+"""`remuda simulate` from the command line, on small made-up records."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from remuda.cli.main import cli
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    source = random.Random(5)
+    for zone in ("a-1a_gpu_1", "b-1a_gpu_1"):
+        counts: list[int] = []
+        while len(counts) < 900:
+            counts += [len(counts) % 2] * source.randrange(1, 30)
+        folder = tmp_path / "traces"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{zone}.json").write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": counts[:900]}))
+    return tmp_path / "traces"
+
+
+def spot(traces: Path, *more: str) -> Result:
+    lengths = (
+        "--work",
+        "10h",
+        "--deadline",
+        "12h,20h",
+        "--overhead",
+        "0.1h,0.5h",
+        "--windows",
+        "3",
+        "--processes",
+        "1",
+    )
+    return run("spot", "--trace", str(traces), *lengths, *more)
+
+
+def test_json_has_each_policys_score_and_each_cells(traces: Path) -> None:
+    document = json.loads(spot(traces, "--policy", "auto,greedy", "-o", "json").stdout)
+    assert list(document["policies"]) == ["auto", "greedy"]
+    for score in document["policies"].values():
+        assert score["cost_over_optimum"]["worst"] >= score["cost_over_optimum"]["mean"] >= 1
+        assert (score["missed_deadlines"], score["runs"]) == (0, 2 * 3 * 4)
+    assert len(document["cells"]) == 2 * 4
+    assert "runs" not in document
+
+
+def test_segments_let_anyone_work_out_the_cost_again(traces: Path) -> None:
+    document = json.loads(spot(traces, "--policy", "auto", "--spot-ratio", "0.4", "--segments", "-o", "json").stdout)
+    assert len(document["runs"]) == 2 * 3 * 4
+    for one in document["runs"]:
+        hours = {"spot": 0.0, "on-demand": 0.0, "idle": 0.0}
+        for segment in one["segments"]:
+            hours[segment["mode"]] += (segment["end_s"] - segment["start_s"]) / 3600
+        assert one["usd"] == pytest.approx(0.4 * hours["spot"] + hours["on-demand"])
+        assert sum(segment["work_s"] for segment in one["segments"]) == pytest.approx(one["work_s"])
+        assert one["segments"][-1]["end_s"] == pytest.approx(one["end_s"])
+        assert one["end_s"] <= one["deadline_s"] + 0.01
+
+
+def test_markets_together_cost_no_more_than_the_better_one(traces: Path) -> None:
+    apart = json.loads(spot(traces, "--policy", "auto", "-o", "json").stdout)["policies"]["auto"]
+    together = json.loads(spot(traces, "--policy", "auto", "--together", "-o", "json").stdout)["policies"]["auto"]
+    assert together["runs"] == apart["runs"] / 2
+    assert together["mean_optimum_usd"] < apart["mean_optimum_usd"]
+
+
+def test_every_run_is_written_and_the_plots_are_drawn(traces: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    files = {name: tmp_path / name for name in ("runs.csv", "runs.parquet", "plot.svg", "gantt.svg")}
+    options = zip(("--csv", "--parquet", "--plot", "--gantt"), map(str, files.values()), strict=True)
+    assert spot(traces, *(part for pair in options for part in pair)).exit_code == 0
+    with files["runs.csv"].open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 3 * 4 * 3
+    assert parquet.read_table(files["runs.parquet"]).num_rows == len(rows)
+    assert "</svg>" in files["plot.svg"].read_text()
+    assert "</svg>" in files["gantt.svg"].read_text()
+
+
+def test_the_same_seed_draws_the_same_windows_on_any_number_of_processes(traces: Path) -> None:
+    one = spot(traces, "--policy", "greedy", "-o", "json").stdout
+    assert spot(traces, "--policy", "greedy", "-o", "json", "--processes", "2").stdout == one
+    assert spot(traces, "--policy", "greedy", "-o", "json", "--seed", "1").stdout != one
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--policy", "best"), "expected one of auto"),
+        (("--deadline", "soon"), "--deadline: expected a length of time"),
+        (("--work", "30h"), "do not fit into a deadline"),
+        (("--deadline", "300h"), "does not fit into it"),
+    ],
+)
+def test_what_cannot_be_is_said(traces: Path, more: tuple[str, ...], words: str) -> None:
+    result = spot(traces, *more)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_queue_is_served_in_order_and_large_jobs_do_not_starve(tmp_path: Path) -> None:
+    jobs, pools = tmp_path / "jobs.csv", tmp_path / "pools.csv"
+    jobs.write_text("arrival_s,duration_s,gpus,vc\n0,100,3,a\n10,100,4,a\n20,100,1,a\n30,100,9,a\n40,50,1,b\n")
+    pools.write_text("vc,node num\na,1\nb,1\n")
+    options = ("--jobs", str(jobs), "--pools", str(pools), "--gpus-per-node", "4")
+    found = json.loads(run("fleet", *options, "-o", "json").stdout)
+    assert (found["jobs"], found["left_out"]) == (4, 1)
+    # the second waits for the first until 100, and the third, which would fit beside the first, until 200
+    assert found["makespan_s"] == 300
+    assert found["mean_wait_s"] == (0 + 90 + 180 + 0) / 4
+
+
+def test_a_queue_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    jobs, pools = tmp_path / "jobs.csv", tmp_path / "pools.csv"
+    jobs.write_text("when,long\n1,2\n")
+    pools.write_text("vc,node num\na,1\n")
+    result = run("fleet", "--jobs", str(jobs), "--pools", str(pools))
+    assert result.exit_code == 2
+    assert "expected the columns arrival_s" in result.stderr
