@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remuda.spec.ignore import list_files
@@ -104,6 +104,8 @@ TREES = st.dictionaries(PATHS, st.just("x"), min_size=1, max_size=8)
 
 @settings(max_examples=40, deadline=None)
 @given(TREES, st.lists(PATTERNS, max_size=4), st.lists(PATTERNS, max_size=3))
+@example({"a/c.log/a": "x"}, ["*.log", "!a"], [])  # what a pattern brings back does not bring back what is in it
+@example({"a/b": "x", "a/d": "x"}, ["a/**", "!a/b"], [])  # all that is in a folder is not the folder
 def test_without_git_the_rules_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str], outer: list[str], inner: list[str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
+    from pathspec.pattern import RegexPattern
 
 OWN_FILE = ".remudaignore"
 # Never part of a copy: what git keeps for itself, and what is made anew wherever it is needed.
@@ -87,6 +88,8 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
             lines = (folder / inside / name).read_text(errors="surrogateescape").splitlines()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             continue
+        # To git `a/**/` is every folder within `a`; the library takes it for `a` itself.
+        lines = [f"{line}*/" if line.endswith("/**/") else line for line in lines]
         found.append((inside, GitIgnoreSpec.from_lines(lines)))
     return tuple(found)
 
@@ -94,9 +97,23 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
     """As git: the innermost file that says anything about a path decides; within one, the last line."""
     for base, spec in reversed(rules):
-        said = spec.check_file(path[len(base) :] + ("/" if is_folder else "")).include
-        if said is not None:
-            return said
+        name = path[len(base) :] + ("/" if is_folder else "")
+        for pattern in reversed(spec.patterns):
+            if pattern.include is not None and _names(pattern, name):
+                return pattern.include
+    return False
+
+
+def _names(pattern: "RegexPattern", name: str) -> bool:
+    """Whether a pattern names this very file or folder (with its last slash), not only a folder around it.
+
+    The walk asks for each folder before what is in it, as git does; the library's own match is for whole paths.
+    """
+    for match in pattern.regex.finditer(name) if pattern.regex else ():
+        if "ps_d" not in match.groupdict():  # such as `a/**`, which is all that is in a folder, not the folder
+            return not (name.endswith("/") and match.end() == len(name))
+        if match.start("ps_d") in (-1, len(name) - 1):
+            return True
     return False
 
 
