@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5  # how often the job's progress is read again
 _BILL_S = 2.0  # how long the summary waits for the end of the bill
+_AHEAD = 16  # pieces that are read ahead of a slow terminal; what a log drops meanwhile is told in it
 _DETACHED = 130  # as a shell reports an interrupt
 
 
@@ -69,7 +70,7 @@ def exit_code(job: "JobDetail") -> int:
 
 def _show(client: "Client", job: "JobDetail", screen: "Screen", after: int, first: int | None) -> None:
     """Bring log and story to the screen as they come, until both have ended."""
-    queue: SimpleQueue[Item] = SimpleQueue()
+    queue: Queue[Item] = Queue(_AHEAD)
 
     def read_log(rank: int) -> Iterator["Item"]:
         with client.sibling() as own:
@@ -106,7 +107,7 @@ def _show(client: "Client", job: "JobDetail", screen: "Screen", after: int, firs
                 looked = 0.0
 
 
-def _pump(source: "Callable[[], Iterator[Item]]", queue: "SimpleQueue[Item]") -> None:
+def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
     """Put everything that a source gives into the queue, then its failure or None."""
     from remuda.client import ApiError
 
