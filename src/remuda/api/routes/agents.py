@@ -1,6 +1,7 @@
 """The agents' routes, exactly as `docs/concepts/agent-protocol.md` says; each takes the token of its own gang only."""
 
 from asyncio import to_thread
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -99,6 +100,7 @@ async def claim(request: Request) -> Response:
     house.tokens.check(request, ask.gang)
     match await house.plant.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host):
         case Go(work=work, lease=lease):
+            work = replace(work, log_limit_mib=house.settings.whole("logs.job_mib"))
             return reply(ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds()))
         case Wait(after=after):
             return reply(ClaimAnswer(state="wait", after_s=after.total_seconds()))
