@@ -106,6 +106,10 @@ def test_where_all_fail_at_one_thing_it_is_named() -> None:
     assert (
         say_no_offer(make_task(), found) == "No offer: all 7 offers fail at instance type; change resources.instance."
     )
+    only = explain([make_matches(rejected={Constraint.ACCELERATOR: 1})], EMPTY)
+    assert say_no_offer(make_task(), only) == (
+        "No offer: the only offer there is fails at accelerator; change resources.gpu."
+    )
 
 
 def test_every_offer_is_accounted_for_over_several_catalogs() -> None:

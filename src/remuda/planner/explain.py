@@ -116,7 +116,8 @@ def say_no_offer(task: Task, found: Explanation) -> str:
 def _far_from_all(found: Explanation) -> str:
     if len(found.rejections) == 1:
         only = found.rejections[0]
-        return f"No offer: all {found.considered:,} offers fail at {only.reason}; change {only.field}."
+        all_fail = "the only offer there is fails" if found.considered == 1 else f"all {found.considered:,} offers fail"
+        return f"No offer: {all_fail} at {only.reason}; change {only.field}."
     most = max(found.rejections, key=lambda rejection: rejection.count)
     last = found.rejections[-1]
     every = f"each of {found.considered:,} offers misses several of your wishes at once"
