@@ -17,7 +17,7 @@ demo: setup ## train a small CNN on this machine, lose the node, resume, read th
 test: setup-dev ## run every test that this machine can run; says what it skips and why
 	@scripts/test.sh $(ARGS)
 
-check: setup-dev ## lint, types, import contracts, sizes, generated docs
+check: setup-dev ## lint, types, import contracts, sizes
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
@@ -27,10 +27,13 @@ check: setup-dev ## lint, types, import contracts, sizes, generated docs
 docs: setup-dev ## write the generated reference pages again
 	@.venv/bin/python scripts/docs/generate.py
 
+picture: setup-dev ## record the README's picture from a real run of the demo
+	@.venv/bin/python scripts/docs/picture.py
+
 bench: setup-dev ## run every benchmark and print its table
 	@for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python $$file || exit 1; done
 
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo test check docs bench clean
+.PHONY: help setup setup-dev demo test check docs picture bench clean
