@@ -117,6 +117,7 @@ def test_following_passes_the_exit_code_on(client: FakeClient, name: str, code: 
     assert answer.exit_code == code
     assert answer.stdout == "a line\n"
     assert "$0.01 here (1 attempt, 10s of nodes at $3.60/h)" in answer.stderr
+    assert ("THE SAME RUN ELSEWHERE" in answer.stderr) == (name == "good")
     assert "queued 1s, starting 2s, running 6.5s, lost 0.5s, stopping 0s" in answer.stderr
 
 

@@ -31,7 +31,7 @@ def summary_out(client: "Client", job: "JobDetail") -> None:
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
     pairs_out([(f"  {name}", value) for name, value in pairs], file=sys.stderr)
-    if elsewhere := price_elsewhere(job, cost):
+    if job.phase == "done" and (elsewhere := price_elsewhere(job, cost)):
         elsewhere_out(elsewhere, file_is_error=True)
 
 
