@@ -8,6 +8,8 @@ import pytest
 from scripts.docs import cli as reference
 
 from remuda.cli.main import COMMANDS, SECTIONS, cli
+from remuda.store.snapshot import Snapshot
+from remuda.store.snapshot.choose import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -68,3 +70,11 @@ def test_every_command_and_option_is_documented() -> None:
         for option in command.params:
             if isinstance(option, click.Option):
                 assert option.help, f"{' '.join(path)} {option.opts[-1]} has no help"
+
+
+def test_the_readme_does_not_boast() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    boast = re.search(r"more than ([\d,]+) real offers", text)
+    assert boast is not None
+    with Snapshot.open(SHIPPED) as snapshot:
+        assert snapshot.info().rows > int(boast[1].replace(",", ""))
