@@ -92,7 +92,7 @@ def test_a_duplicate_key_names_both_places() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("a: 1\n---\nb: 2", ":2:1:", "second document"),
+        ("a: 1\n---\nb: 2", ":3:1:", "second document"),
         ("a:\n\tb: 1", ":2:1:", "a tab cannot indent"),
         ("a: b: c", ":1:5:", "colon where no key can be"),
         ("a: *x", ":1:4:", "no anchor"),

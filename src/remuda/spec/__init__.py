@@ -7,11 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remuda.domain.tasks import Scalar, Task
-from remuda.spec.problems import Notes, Problem, SpecError
+from remuda.spec.peers.detect import Dialect, find_dialect
+from remuda.spec.peers.kept import Kept, Translation
+from remuda.spec.problems import Mark, Notes, Problem, SpecError
 
-__all__ = ["LoadedTask", "Problem", "SpecError", "load_task", "parse_task"]
+if TYPE_CHECKING:
+    from remuda.spec.tree import Node, ScalarNode
+
+__all__ = [
+    "Kept",
+    "LoadedTask",
+    "Problem",
+    "SpecError",
+    "Translation",
+    "load_file",
+    "load_task",
+    "parse_file",
+    "parse_task",
+]
 
 
 _MOST_BYTES = 4 << 20
@@ -27,7 +43,7 @@ class LoadedTask:
 
 
 def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None) -> LoadedTask:
-    """Read a task file.
+    """Read a task file, of Remuda, SkyPilot or dstack, that is to be run.
 
     `params` are the overrides, as typed or as values. With `now`, times in the past are refused. Raises SpecError.
     """
@@ -40,6 +56,11 @@ def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datet
     return loaded
 
 
+def load_file(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None) -> Translation:
+    """Read a file to look at it: what it means, and what of it nothing here does yet. Raises SpecError."""
+    return parse_file(_read(Path(path)), file=str(path), params=params, now=now)
+
+
 def parse_task(
     text: str,
     *,
@@ -47,18 +68,54 @@ def parse_task(
     params: Mapping[str, Scalar] = {},
     now: datetime | None = None,
 ) -> Task:
-    """The task that `text` describes; a file without `name` gives its own. Raises SpecError with every problem."""
-    from remuda.spec.fields.params import read_params, substitute
-    from remuda.spec.fields.task import TASK
-    from remuda.spec.problems import slug
-    from remuda.spec.tree import MapNode, compose
+    """The task that `text` describes, ready to run; a file without `name` gives its own.
+
+    Another tool's file must ask for nothing that is only kept. Raises SpecError with every problem.
+    """
+    found = parse_file(text, file=file, params=params, now=now)
+    notes = Notes(file, text, now)
+    for each in found.refused:
+        hint = "`remuda validate` shows all that is kept; delete what can go, or say it as a Remuda file does"
+        message = f"`{each.key}` of this {found.kind} file is not honoured: {each.reason}"
+        notes.add(Mark(line=each.line, column=each.column), message, suggestion=hint)
+    notes.check()
+    assert found.task is not None  # what describes no task is refused
+    if found.kind == Dialect.REMUDA:
+        return found.task
+    from remuda.spec.peers.prologue import add_prologue
+
+    return add_prologue(found.task, found.kind, found.before)
+
+
+def parse_file(
+    text: str,
+    *,
+    file: str = "task.yaml",
+    params: Mapping[str, Scalar] = {},
+    now: datetime | None = None,
+) -> Translation:
+    """What `text` means, whichever tool it was written for. Raises SpecError with every problem."""
+    from remuda.spec.tree import check_single, compose_all
 
     text = text.removeprefix("\ufeff")
     notes = Notes(file, text, now)
-    root = compose(text, notes)
+    documents = compose_all(text, notes)
+    dialect = find_dialect(documents)
+    if dialect is not Dialect.REMUDA:
+        return _parse_other(dialect, documents, notes, file, params)
+    root = check_single(documents, notes) if documents else None
     if root is None:
         notes.check()
         raise AssertionError("a file without a tree has a problem")
+    return Translation(kind=Dialect.REMUDA, what="task", tasks=(_parse_own(root, notes, file, params),))
+
+
+def _parse_own(root: "Node", notes: Notes, file: str, params: Mapping[str, Scalar]) -> Task:
+    from remuda.spec.fields.params import read_params, substitute
+    from remuda.spec.fields.task import TASK
+    from remuda.spec.problems import slug
+    from remuda.spec.tree import MapNode
+
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
         # The declarations themselves are read as they stand.
@@ -69,6 +126,32 @@ def parse_task(
     assert task is not None
     settled = {name: written.value for name, written in values.items() if written is not None}
     return replace(task, name=task.name or slug(Path(file).stem) or "task", params=settled)
+
+
+def _parse_other(
+    dialect: Dialect, documents: "Sequence[Node]", notes: Notes, file: str, params: Mapping[str, Scalar]
+) -> Translation:
+    """A file of another tool: its own rules hold, and its variables are no parameters."""
+    from remuda.spec.peers import translate
+    from remuda.spec.problems import slug
+    from remuda.spec.tree import compose_all
+
+    repeated: list[ScalarNode] = []
+    if dialect is Dialect.DSTACK and len(notes):  # for dstack the last of two equal keys counts
+        notes = Notes(file, notes.text, notes.now)
+        documents = compose_all(notes.text, notes, repeated=repeated)
+    for name in params:
+        hint = f"delete it, or change the variable in the file: a {dialect} file has no parameters"
+        notes.outside(f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint)
+    found = translate(dialect, documents, notes)
+    notes.check()
+    stem = slug(Path(file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
+    tasks = tuple(replace(task, name=task.name or stem) for task in found.tasks)
+    twice = (
+        Kept(line=key.mark.line, column=key.mark.column, key=key.text, reason="it is there twice; this one counts")
+        for key in repeated
+    )
+    return replace(found, tasks=tasks, kept=(*found.kept, *twice))
 
 
 def _check_uses(folder: Path, uses: Sequence[str], file: str) -> None:

@@ -113,6 +113,16 @@ class Notes:
             self._lines = _BREAK.split(self.text)
         return self._lines
 
+    def scratch(self) -> "Notes":
+        """Empty notes on the same file, for trying something."""
+        notes = Notes(self.file, self.text, self.now)
+        notes._lines = self.lines
+        return notes
+
+    def adopt(self, other: "Notes") -> None:
+        """Take over what was noted elsewhere on the same file."""
+        self._problems += [problem for problem in other._problems if problem not in self._problems]
+
     def __len__(self) -> int:
         return len(self._problems)
 

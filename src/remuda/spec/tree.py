@@ -5,7 +5,7 @@ Anchors and merge keys work; duplicate keys, several documents, foreign tags and
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -55,23 +55,41 @@ Node = ScalarNode | MapNode | ListNode
 
 def compose(text: str, notes: Notes) -> Node | None:
     """The tree of `text`, or None after the reason was noted. Problems that leave a tree are noted too."""
+    documents = compose_all(text, notes)
+    return check_single(documents, notes) if documents else None
+
+
+def check_single(documents: "Sequence[Node]", notes: Notes) -> Node | None:
+    """The only document; None after its follower was noted, where there is one."""
+    if len(documents) > 1:
+        hint = "one task in one file: delete the `---` above or make a second file"
+        notes.add(documents[1].mark, "a second document begins here", suggestion=hint)
+        return None
+    return documents[0]
+
+
+def compose_all(text: str, notes: Notes, *, repeated: "list[ScalarNode] | None" = None) -> "tuple[Node, ...]":
+    """The trees of all documents in `text`, () after the reason was noted.
+
+    With `repeated`, a key that is there twice is no problem: the last one counts, as in PyYAML, and the list gets it.
+    """
     if len(text) > MAX_CHARACTERS:
         notes.outside(notes.file, f"the file has {len(text):,} characters", expected=f"at most {MAX_CHARACTERS:,}")
-        return None
+        return ()
     if not _readable(text, notes):
-        return None
+        return ()
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _Composer(yaml.parse(text, Loader=loader), notes).document()
+        return tuple(_Composer(yaml.parse(text, Loader=loader), notes, repeated).documents())
     except yaml.MarkedYAMLError as error:
         _explain(error, notes)
     except yaml.YAMLError as error:
         notes.add(Mark(line=1, column=1), f"this is not YAML: {error}")
     except _Hopeless:
         pass
-    return None
+    return ()
 
 
 def read_scalar(text: str) -> Scalar | None:
@@ -134,32 +152,28 @@ def _readable(text: str, notes: Notes) -> bool:
 
 
 class _Composer:
-    """Builds the tree of one document from the parser's events."""
+    """Builds the trees of a file's documents from the parser's events."""
 
-    def __init__(self, events: "Iterator[Event]", notes: Notes) -> None:
+    def __init__(self, events: "Iterator[Event]", notes: Notes, repeated: list[ScalarNode] | None) -> None:
         self._events = events
         self._notes = notes
+        self._repeated = repeated
         self._anchors: dict[str, tuple[Node, int]] = {}
         self._open: set[str] = set()
         self._count = 0
 
-    def document(self) -> Node:
+    def documents(self) -> Iterator[Node]:
         from yaml import events
 
         next(self._events)  # the stream's start
-        if isinstance(next(self._events), events.StreamEndEvent):
+        count = 0
+        while not isinstance(next(self._events), events.StreamEndEvent):
+            self._anchors.clear()
+            yield self._node(next(self._events), 0)
+            next(self._events)  # the document's end
+            count += 1
+        if not count:
             self._notes.add(Mark(line=1, column=1), "the file is empty", suggestion="`remuda init` writes a starter")
-            raise _Hopeless
-        root = self._node(next(self._events), 0)
-        next(self._events)  # the document's end
-        following = next(self._events)
-        if not isinstance(following, events.StreamEndEvent):
-            self._fail(
-                following,
-                "a second document begins here",
-                "one task in one file: delete this `---` or make a second file",
-            )
-        return root
 
     def _node(self, event: "Event", depth: int) -> Node:
         from yaml import events
@@ -225,6 +239,9 @@ class _Composer:
                 self._notes.add(key.mark, f"{describe(key)} cannot be a key", expected="a word before the colon")
             elif key.plain and key.text == "<<":
                 merged.append(value)
+            elif key.text in entries and self._repeated is not None:
+                self._repeated.append(key)
+                entries[key.text] = (key, value)
             elif key.text in entries:
                 self._duplicate(key, entries[key.text][0])
             else:

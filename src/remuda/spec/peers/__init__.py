@@ -1,0 +1,27 @@
+"""Files of SkyPilot and dstack: recognised by their keys, checked by their own rules, translated into our tasks.
+
+`spec.parse_task` and `spec.load_file` call `translate` for a file that `detect.find_dialect` finds to be another's.
+"""
+
+from collections.abc import Sequence
+
+from remuda.spec.peers.detect import Dialect, find_dialect
+from remuda.spec.peers.kept import Kept, Translation
+from remuda.spec.problems import Notes
+from remuda.spec.tree import Node
+
+__all__ = ["Dialect", "Kept", "Translation", "find_dialect", "translate"]
+
+
+def translate(dialect: Dialect, documents: Sequence[Node], notes: Notes) -> Translation:
+    """What another tool's file means here; what is wrong with it is noted."""
+    from remuda.spec.peers.yaml11 import recast
+
+    trees = [recast(each, notes) for each in documents]
+    if dialect is Dialect.SKYPILOT:
+        from remuda.spec.peers.skypilot.tasks import translate as translate_skypilot
+
+        return translate_skypilot(trees, notes)
+    from remuda.spec.peers.dstack.tasks import translate as translate_dstack
+
+    return translate_dstack(trees[0], notes)

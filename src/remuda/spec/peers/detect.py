@@ -1,0 +1,73 @@
+"""Whose file it is, by its keys; asked of every file, so it looks at two levels of keys and nothing else."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from remuda.spec.tree import MapNode, Node, ScalarNode
+
+
+class Dialect(StrEnum):
+    """Whose file it is."""
+
+    REMUDA = "Remuda"
+    SKYPILOT = "SkyPilot"
+    DSTACK = "dstack"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Keys that only our own files have.
+_OURS = _words("nodes env params image limits retry checkpoint tags project work webhooks grace schedule priority")
+_OUR_NEEDS = _words("gpu accelerator cpu disk spot instance providers regions network max_price")
+# Keys that only SkyPilot's files have.
+_SKYPILOT = _words(
+    "num_nodes envs file_mounts service pool volume_mounts managed_secrets event_callback config execution "
+    "file_mounts_mapping api_server_access"
+)
+_SKYPILOT_NEEDS = _words(
+    "accelerators gpus infra cloud region zone cpus instance_type use_spot job_recovery spot_recovery disk_size "
+    "disk_tier network_tier local_disk ephemeral_storage max_hourly_cost ports labels accelerator_args image_id "
+    "autostop priority_class any_of ordered"
+)
+_SKYPILOT_VOLUMES = ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
+_DSTACK = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
+_DSTACK_KEYS = _words(
+    "commands python ports backends spot_policy max_duration ide replicas port model ssh_config nvcc repos files"
+)
+
+
+def find_dialect(documents: Sequence[Node]) -> Dialect:
+    """Whose file these documents are; our own where nothing says otherwise."""
+    if len(documents) == 1:
+        return _find_one(documents[0])
+    found = {_find_one(each) for each in documents}
+    first = documents[0] if documents else None
+    named = isinstance(first, MapNode) and {key.text for key, _ in first.entries} <= {"name", "execution"}
+    return Dialect.SKYPILOT if Dialect.SKYPILOT in found or (named and found == {Dialect.REMUDA}) else Dialect.REMUDA
+
+
+def _find_one(node: Node) -> Dialect:
+    if not isinstance(node, MapNode):
+        return Dialect.REMUDA
+    keys = {key.text for key, _ in node.entries}
+    kind = node.get("type")
+    if isinstance(kind, ScalarNode) and "run" not in keys:
+        if kind.text in _SKYPILOT_VOLUMES:
+            return Dialect.SKYPILOT
+        if kind.text in _DSTACK or keys & _DSTACK_KEYS:
+            return Dialect.DSTACK
+    needs = node.get("resources")
+    inner = {key.text for key, _ in needs.entries} if isinstance(needs, MapNode) else set()
+    if keys & _OURS or inner & _OUR_NEEDS:
+        return Dialect.REMUDA
+    if keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or _mentions(node):
+        return Dialect.SKYPILOT
+    return Dialect.REMUDA
+
+
+def _mentions(node: MapNode) -> bool:
+    """Whether its commands use SkyPilot's variables."""
+    texts = [node.get("run"), node.get("setup")]
+    return any(isinstance(text, ScalarNode) and "$SKYPILOT_" in text.text.replace("{", "") for text in texts)

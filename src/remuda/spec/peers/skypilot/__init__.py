@@ -1,0 +1,1 @@
+"""SkyPilot: the rules of its task files, and what they mean here."""
