@@ -263,3 +263,13 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     freeze(tmp_path, progress=lambda done, total: told.append((done, total)))
     assert told == [(2, 5), (5, 5)]
+
+
+def test_remudas_own_state_is_never_part_of_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "x", "home/key": "secret", "home/logs/a": "x", "homely": "x"})
+    snapshot = freeze(tmp_path, state=tmp_path / "home")
+    assert paths(snapshot) == ["homely", "train.py"]
+    assert snapshot.notes == ("home is left out: it is Remuda's own state",)
+    assert freeze(tmp_path / "home" / "logs", state=tmp_path / "home").notes == ()
+    with pytest.raises(FreezeError, match="own folder of state"):
+        freeze(tmp_path / "home", state=tmp_path / "home")

@@ -65,7 +65,7 @@ def upload_folder(client: "Client", project: str, folder: Path) -> str:
     from remuda.spec.workdir import FreezeError, freeze
 
     try:
-        snapshot = freeze(folder, cache=Path(default_home()) / "cache" / "frozen")
+        snapshot = freeze(folder, cache=Path(default_home()) / "cache" / "frozen", state=Path(default_home()))
     except FreezeError as error:
         raise Failure(str(error), exit_code=2) from error
     for note in snapshot.notes:

@@ -77,12 +77,14 @@ def freeze(
     *,
     progress: Progress | None = None,
     cache: Path | None = None,
+    state: Path | None = None,
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> Snapshot:
     """Read a folder into a snapshot. `cache` is a folder in which hashes of unchanged files are remembered.
 
-    `.gitignore` (in a repository: as git applies it) and `.remudaignore` are honoured. Raises FreezeError.
+    `state` is Remuda's own folder, which holds keys and is never part of a snapshot. `.gitignore` (in a repository: as
+    git applies it) and `.remudaignore` are honoured. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
     _check_folder(folder)
@@ -90,6 +92,7 @@ def freeze(
         paths = list_files(folder)
     except OSError as error:
         raise FreezeError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    paths, left_out = _without_state(folder, paths, state)
     if len(paths) > most_files:
         raise FreezeError(f"{folder} has {len(paths):,} files, more than {most_files:,}", _ignore_hint(folder, paths))
     found, notes = _look(folder, paths)
@@ -101,7 +104,7 @@ def freeze(
         entries=entries,
         manifest=manifest,
         hash=hashlib.sha256(manifest).hexdigest(),
-        notes=tuple(notes),
+        notes=(*left_out, *notes),
     )
 
 
@@ -141,6 +144,17 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
         except OSError as error:
             raise FreezeError(f"cannot read {path}: {error.strerror}", f"or name it in {OWN_FILE}") from error
     return found, notes
+
+
+def _without_state(folder: Path, paths: list[str], state: Path | None) -> tuple[list[str], list[str]]:
+    """The paths that are not in Remuda's own folder, and a note where some are."""
+    inside = ".." if state is None else os.path.relpath(os.path.realpath(state), os.path.realpath(folder))
+    if inside.split("/")[0] == "..":
+        return paths, []
+    if inside == ".":
+        raise FreezeError(f"{folder} is Remuda's own folder of state and keys", "run from another folder")
+    kept = [path for path in paths if not path.startswith(f"{inside}/")]
+    return kept, [f"{inside} is left out: it is Remuda's own state"] if len(kept) < len(paths) else []
 
 
 def _link(folder: Path, path: str, notes: list[str]) -> Entry:
