@@ -117,7 +117,7 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     """
     env = os.environ if environment is None else environment
     file = _config_file(env)
-    given = _read(file, must_exist="REMUDA_CONFIG" in env)
+    given = _read(file, must_exist=bool(env.get("REMUDA_CONFIG")))
     values: dict[str, Scalar] = {setting.name: setting.default for setting in SETTINGS}
     for name, value in _flatten(given, file).items():
         values[name] = _checked(name, value, str(file))

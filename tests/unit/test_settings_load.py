@@ -18,6 +18,7 @@ def env(tmp_path: Path, text: str | None = None, **extra: str) -> dict[str, str]
 
 def test_defaults_need_no_file(tmp_path: Path) -> None:
     found = settings.load(env(tmp_path))
+    assert found == settings.load(env(tmp_path, REMUDA_CONFIG="", REMUDA_HOME=""))  # an empty variable is none
     assert found.home == tmp_path / ".remuda"
     assert found.values == {setting.name: setting.default for setting in SETTINGS}
     assert found.providers == {}
