@@ -88,11 +88,20 @@ def _check_while_it_runs(user: User) -> None:
     """In the environment of the work, and in no other file or process of ours."""
     workers = user.worked()
     assert workers
-    assert all(VALUE.encode() in Path(f"/proc/{pid}/environ").read_bytes() for pid in workers)
+    environs = [environ for pid in workers if (environ := _environ(pid))]
+    assert environs
+    assert all(VALUE.encode() in environ for environ in environs)
     server = user.server()
     for pid in [*user.agents(), *([server] if server else [])]:
-        assert VALUE.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert VALUE.encode() not in _environ(pid)
     assert holders(user.root) == []
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # a `sleep` that is over
+        return b""
 
 
 def _watch_arguments(found: list[str], stop: threading.Event) -> None:

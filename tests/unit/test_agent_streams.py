@@ -1,5 +1,6 @@
 """Scrubbing, spooling and progress: what happens to the bytes that a task writes."""
 
+import errno
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.agent.log import Log
+from remuda.agent.log import HELD, Log
 from remuda.agent.scrub import Scrubber
 from remuda.agent.work.watch import Progress, parse_progress
 
@@ -137,13 +138,47 @@ def test_server_that_goes_back_gets_what_is_still_there(tmp_path: Path) -> None:
     assert log.chunk() == (4, 0, b"456789")
 
 
-def test_disk_that_takes_nothing_costs_bytes_and_not_the_task(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("a file where the folder should be")
-    log = Log.__new__(Log)
-    log._folder, log._segments, log._file, log.size, log._acked = str(tmp_path / "log" / "x"), [], -1, 0, 0
-    log.limit(1)
-    log.write(b"gone")
-    assert log.chunk() == (4, 4, b"")
+@given(st.lists(st.tuples(st.sampled_from(["write", "full", "free", "take"]), st.integers(1, 9000)), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_a_disk_that_fills_and_frees_costs_no_byte(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place, server, written = Path(folder, "log"), Server(), bytearray()
+        log = Log(str(place), 8)
+        for number, (step, size) in enumerate(steps):
+            if step == "write":
+                data = bytes([number]) * size
+                log.write(data)
+                written += data
+            elif step == "take" and log.pending:
+                server.take(log)
+            elif step == "full":
+                _make_full(log)
+            elif step == "free":
+                vars(log).pop("_begin", None)
+        drain(log, server)
+        log.close()
+        assert (server.kept, server.lost) == (written, 0)
+
+
+def _make_full(log: Log) -> None:
+    """No file is taken any more, and none grows."""
+
+    def begin() -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    log._end()
+    log._begin = begin  # type: ignore[method-assign]
+
+
+def test_a_disk_that_stays_full_costs_bytes_and_not_the_task(tmp_path: Path) -> None:
+    log, server = Log(str(tmp_path / "log"), 8), Server()
+    _make_full(log)
+    for number in range(20):
+        log.write(bytes([number]) * (HELD // 10))
+    drain(log, server)
+    assert len(server.kept) == HELD
+    assert server.lost == log.size - HELD
+    assert server.kept.startswith(b"\0")
 
 
 @pytest.mark.parametrize(
