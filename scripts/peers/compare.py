@@ -135,7 +135,7 @@ def _amount(low: float | None, high: float | None, their: list[str]) -> str:
 
 def _is_number(text: str, value: float) -> bool:
     try:
-        return abs(float(text.removesuffix("+")) - value) < 1e-6
+        return abs(float(text.removesuffix("+")) - value) < 1 / 1024
     except ValueError:
         return False
 

@@ -81,12 +81,19 @@ def command(
 
 
 def _read_task(file: str, params: dict[str, str]) -> "Task":
-    from remuda.spec import SpecError, load_task
+    """The task, also of another tool's file that could not run as it is; what is kept of it is told."""
+    from remuda.spec import SpecError, load_file
 
     try:
-        return load_task(file, params, now=datetime.now(UTC)).task
+        found = load_file(file, params, now=datetime.now(UTC))
     except SpecError as error:
         raise Failure(str(error), exit_code=2) from error
+    for each in found.kept:
+        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}", err=True)
+    if found.task is None:
+        count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
+        raise Failure(f"{file} is a {found.what} of {found.kind} and describes {count}, so there is no one plan for it")
+    return found.task
 
 
 def _size(text: str | None) -> int | None:

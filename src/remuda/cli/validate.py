@@ -9,8 +9,7 @@ import click
 from remuda.cli.session import param_option, read_params
 
 if TYPE_CHECKING:
-    from remuda.domain.tasks import Task
-    from remuda.spec import SpecError
+    from remuda.spec import SpecError, Translation
 
 
 @click.command("validate")
@@ -24,7 +23,8 @@ def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema:
     """Check task files and explain them.
 
     Says in plain words what was understood. A file that is wrong gets every problem with line, column and what to do
-    about it, and the exit code 2. Nothing is contacted.
+    about it, and the exit code 2. Files of SkyPilot and dstack are understood too, and what of them `remuda run` would
+    refuse is said. Nothing is contacted.
     """
     if schema:
         from remuda.cli.output import json_out
@@ -38,7 +38,7 @@ def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema:
 
 
 def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> int:
-    from remuda.spec import SpecError, load_task
+    from remuda.spec import SpecError, load_file
 
     results: list[object] = []
     code = 0
@@ -46,7 +46,7 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
         if number and output == "table":
             click.echo()
         try:
-            task = load_task(file, params, now=datetime.now(UTC)).task
+            found = load_file(file, params, now=datetime.now(UTC))
         except SpecError as error:
             code = 2
             if output == "json":
@@ -55,9 +55,9 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
                 click.echo(str(error), err=True)
             continue
         if output == "json":
-            results.append(_right(file, task))
+            results.append(_right(file, found))
         else:
-            _tell(file, task)
+            _tell(file, found)
     if output == "json":
         from remuda.cli.output import json_out
 
@@ -65,18 +65,35 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
     return code
 
 
-def _tell(file: str, task: "Task") -> None:
+def _tell(file: str, found: "Translation") -> None:
     from remuda.cli.output import pairs_out
     from remuda.spec.words import describe_task
 
-    click.echo(f"{file} is fine.")
-    pairs_out(describe_task(task))
+    own = found.kind == "Remuda"
+    click.echo(f"{file} is fine." if own else f"{file} is a {found.what} of {found.kind}, and is fine as one.")
+    for task in found.tasks:
+        pairs_out(describe_task(task))
+    for each in found.kept:
+        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}")
+    if found.refused:
+        click.echo("`remuda run` would refuse it for what is not honoured; `remuda plan` can be asked all the same.")
 
 
-def _right(file: str, task: "Task") -> object:
+def _right(file: str, found: "Translation") -> object:
+    """`task` is None where the file describes none, or several; `runs` is whether `remuda run` would take it."""
     from msgspec import to_builtins
 
-    return {"file": file, "valid": True, "task": to_builtins(task), "problems": []}
+    return {
+        "file": file,
+        "valid": True,
+        "kind": found.kind,
+        "what": found.what,
+        "task": to_builtins(found.task),
+        "tasks": to_builtins(found.tasks),
+        "runs": not found.refused,
+        "kept": to_builtins(found.kept),
+        "problems": [],
+    }
 
 
 def _wrong(file: str, error: "SpecError") -> object:

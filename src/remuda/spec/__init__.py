@@ -51,14 +51,17 @@ def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datet
     text = _read(file)
     task = parse_task(text, file=str(path), params=params, now=now)
     loaded = LoadedTask(task=task, text=text, folder=file.resolve().parent)
-    if task.setup_uses and task.workdir is not None and task.workdir.path is not None:
-        _check_uses(loaded.folder / task.workdir.path, task.setup_uses, str(path))
+    _check_uses(loaded.folder, task, str(path))
     return loaded
 
 
 def load_file(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None) -> Translation:
     """Read a file to look at it: what it means, and what of it nothing here does yet. Raises SpecError."""
-    return parse_file(_read(Path(path)), file=str(path), params=params, now=now)
+    file = Path(path)
+    found = parse_file(_read(file), file=str(path), params=params, now=now)
+    for task in found.tasks:
+        _check_uses(file.resolve().parent, task, str(path))
+    return found
 
 
 def parse_task(
@@ -154,11 +157,14 @@ def _parse_other(
     return replace(found, tasks=tasks, kept=(*found.kept, *twice))
 
 
-def _check_uses(folder: Path, uses: Sequence[str], file: str) -> None:
+def _check_uses(home: Path, task: Task, file: str) -> None:
     """Raises SpecError where the folder would be frozen without a file that the setup uses."""
+    if not task.setup_uses or task.workdir is None or task.workdir.path is None:
+        return
     from remuda.spec.ignore import list_files
     from remuda.spec.uses import explain_unused
 
+    folder = home / task.workdir.path
     try:
         paths = set(list_files(folder)) if folder.is_dir() else None
     except OSError:
@@ -167,7 +173,7 @@ def _check_uses(folder: Path, uses: Sequence[str], file: str) -> None:
         return  # freezing the folder says what is wrong with it
     problems = [
         Problem(file=file, line=0, column=0, message=message, suggestion=hint)
-        for message, hint in explain_unused(paths, uses)
+        for message, hint in explain_unused(paths, task.setup_uses)
     ]
     if problems:
         raise SpecError(problems)

@@ -93,6 +93,8 @@ def _where(need: Resources) -> str:
 
 def _run(task: Task) -> str:
     lines = [line.strip() for line in task.run.strip().splitlines()]
+    if not lines:
+        return "nothing" + (f", in the image {task.image}" if task.image else "")
     first = lines[0] if len(lines[0]) <= 70 else lines[0][:69] + "…"
     more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
     image = f", in the image {task.image}" if task.image else ""
@@ -103,7 +105,7 @@ def _workdir(workdir: Workdir | None) -> str:
     if workdir is None:
         return "an empty one"
     if workdir.git is not None:
-        return f"{workdir.git} at {workdir.commit}"
+        return f"{workdir.git} at {workdir.commit or 'no commit'}"
     return f"{workdir.path}, frozen when it is submitted"
 
 

@@ -102,6 +102,7 @@ class Keys:
     required: tuple[str, ...] = ()
     other: Shape | None = None
     key: str = ""  # what other keys must look like, as a regular expression
+    least: int = 0
     most: int | None = None
     nulls: bool = False  # a key without a value is as if it were not there
     hints: Mapping[str, str] = field(default_factory=dict)
@@ -135,8 +136,9 @@ class Keys:
         for name in self.required:
             if node.get(name) is None:
                 notes.add(node.mark, f"`{path}.{name}` is missing" if path else f"`{name}` is missing")
-        if self.most is not None and len(node.entries) > self.most:
-            notes.add(node.mark, f"{_name(path)} has {len(node.entries)} keys", expected=f"at most {self.most}")
+        if len(node.entries) < self.least or (self.most is not None and len(node.entries) > self.most):
+            bound = f"at least {self.least}" if len(node.entries) < self.least else f"at most {self.most}"
+            notes.add(node.mark, f"{_name(path)} has {len(node.entries)} keys", expected=bound)
         if self.rule is not None and len(notes) == before:
             self.rule(node, notes)
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from remuda.spec.peers.reading import child
-from remuda.spec.peers.shapes import Anything, Items, Keys, OneOf, Shape, optional
+from remuda.spec.peers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
 from remuda.spec.peers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
 from remuda.spec.problems import Notes, nearest, shown
 from remuda.spec.tree import ListNode, MapNode, ScalarNode
@@ -74,7 +74,7 @@ def split_accelerator(value: str) -> tuple[str, str, float] | None:
             memory = ""
         case _:
             return None
-    if memory and not count.isdecimal():
+    if (memory and not count.isdecimal()) or not (memory or name):
         return None
     try:
         number = float(count)
@@ -209,8 +209,23 @@ _ONE: dict[str, Shape] = {
     "_cluster_config_overrides": Keys(other=Anything()),
 }
 _COUNT = number(0, above=True)
-_ONE_ACCELERATOR = OneOf(shapes=(_ACCELERATOR, Keys(other=_COUNT, most=1)))
-_ACCELERATORS = OneOf(shapes=(_ACCELERATOR, Keys(other=optional(_COUNT)), Items(item=_ACCELERATOR)))
+
+
+def _check_table(table: MapNode, notes: Notes) -> None:
+    for key, value in table.entries:
+        text = key.text if is_null(value) or not isinstance(value, ScalarNode) else f"{key.text}:{value.value}"
+        if problem := _check_accelerator(text):
+            notes.add(key.mark, problem, expected=_ACCELERATOR.words)
+
+
+_ONE_ACCELERATOR = OneOf(shapes=(_ACCELERATOR, Keys(other=_COUNT, least=1, most=1, rule=_check_table)))
+_ACCELERATORS = OneOf(
+    shapes=(
+        _ACCELERATOR,
+        Keys(other=optional(_COUNT), least=1, rule=_check_table),
+        Items(item=_ACCELERATOR, least=1),
+    )
+)
 _HINTS = {
     "spot_recovery": "it is called `job_recovery` now",
     "gpu": "write `accelerators`",

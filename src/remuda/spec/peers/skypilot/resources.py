@@ -52,7 +52,7 @@ def read_wish(node: Node | None, keeper: Keeper) -> Wish:
     wishes = [_read_one(each, keeper) for each in alternatives]
     combined = _combine([wish.resources for wish in wishes])
     if combined is None:
-        combined = wishes[0].resources
+        combined = _join([wish.resources for wish in wishes])
         reason = "the alternatives differ in more than accelerator, place and spot, or not in every combination"
         key = "any_of" if child(node, "any_of") is not None else "ordered"
         keeper.refuse(mark_of(node, key), f"resources.{key}", f"{reason}; keep one of them")
@@ -285,12 +285,18 @@ def _combine(found: list[Resources]) -> Resources | None:
         return None
     if len(places) > 1 and not _is_one_place(places):
         return None
+    return _join(found)
+
+
+def _join(found: list[Resources]) -> Resources:
+    """The first of them with what any of them would take."""
+    spots = {each.spot for each in found}
     return replace(
         found[0],
-        accelerators=tuple(dict.fromkeys(need for each in needs for need in each)),
-        providers=tuple(dict.fromkeys(name for providers, _ in places for name in providers)),
-        regions=tuple(dict.fromkeys(name for _, regions in places for name in regions)),
-        spot=spots[0] if len(spots) == 1 else SpotPolicy.AUTO,
+        accelerators=tuple(dict.fromkeys(need for each in found for need in each.accelerators)),
+        providers=tuple(dict.fromkeys(name for each in found for name in each.providers)),
+        regions=tuple(dict.fromkeys(name for each in found for name in each.regions)),
+        spot=found[0].spot if len(spots) == 1 else SpotPolicy.AUTO,
     )
 
 

@@ -18,8 +18,9 @@ _LENGTH_S = r"^[0-9]+(s|m|h|d|w|S|M|H|D|W)?$"
 
 # file_mounts
 
+_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)"
 _RCLONE_SIZE = text("a size such as 64M", pattern=r"^[0-9]+[bkmgtpBKMGTP]?$")
-_RCLONE_TIME = text("a time such as 10s", pattern=r"^[-+]?(\d|\.\d)[\d.]*((ms|[smhdwMy])[-+.\d]*)*$")
+_RCLONE_TIME = text("a time such as 10s", pattern=rf"^(({_NUMBER})(ms|[smhdwMy]))+$|^{_NUMBER}$")
 _CACHED = Keys(
     fields={
         "transfers": whole(1),
@@ -139,7 +140,6 @@ def _check_pool(table: MapNode, notes: Notes) -> None:
 
 
 POOL = Keys(
-    nulls=True,
     fields={
         "workers": whole(0),
         "min_workers": whole(0),
@@ -263,7 +263,7 @@ _VOLUME_MOUNT = Keys(
     },
 )
 _SECRET_ITEM = text("secrets:NAME", pattern="^secrets:.")
-_SIZES = Keys(other=number(), most=1)
+_SIZES = Keys(other=number(), least=1, most=1)
 
 
 def _check_secrets(table: MapNode, notes: Notes) -> None:
