@@ -49,6 +49,12 @@ class Fields:
             raise self._wrong(name, "a whole number", value)
         return value
 
+    def flag(self, name: str) -> bool:
+        value = self._raw.get(name, False)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
+        return value
+
     def texts(self, name: str) -> list[str]:
         value = self._raw.get(name)
         if value is None:
@@ -113,6 +119,8 @@ class Config:
         "node_address",
         "protocol",
         "rank",
+        "storage",
+        "taken",
         "token",
         "vendor",
     )
@@ -135,16 +143,32 @@ class Config:
         self.cpus = fields.number_or_none("cpus")
         self.memory_mib = int(fields.number_or_none("memory_mib") or 0)
         self.node_address = fields.text("node_address", "127.0.0.1")
+        self.storage = fields.text_or_none("storage")  # where nodes keep what outlives them, if not where the work says
+        taken = fields.inner("taken")
+        self.taken = Taken(taken) if taken else None
+
+
+class Taken:
+    """How the place takes its nodes back: SIGTERM without the file `unless`, or SIGUSR1 when a limit is near."""
+
+    __slots__ = ("seconds", "source", "unless", "warning_s")
+
+    def __init__(self, fields: Fields) -> None:
+        self.unless = fields.text("unless")  # where it is, the gang is removed by us
+        self.seconds = fields.number("seconds")  # between SIGTERM and SIGKILL
+        self.warning_s = fields.number("warning_s")  # between SIGUSR1 and the limit
+        self.source = fields.text("source")
 
 
 class Checkpoint:
     """The folder of the work that outlives it, and the storage that it leads to."""
 
-    __slots__ = ("every_s", "path", "storage")
+    __slots__ = ("every_s", "path", "storage", "sync")
 
     def __init__(self, fields: Fields) -> None:
         self.path = fields.text("path")
         self.storage = fields.text_or_none("storage")
+        self.sync = fields.flag("sync")  # there is no storage: the control plane is given what the work writes
         self.every_s = fields.number_or_none("every_s")
 
 

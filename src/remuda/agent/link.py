@@ -13,7 +13,7 @@ import time
 
 from .config import PROTOCOL, BadConfig, Fields
 from .log import CHUNK
-from .wire import Address, Connection
+from .wire import Address, make_connection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Channel:
         self._retry = retry
         self._delay = FIRST_DELAY_S
         self._timer: Timer | None = None
-        self.connection = Connection(link.loop, link.address, link.headers)
+        self.connection = make_connection(link.loop, link.address, link.headers)
 
     @property
     def idle(self) -> bool:

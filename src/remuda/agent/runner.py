@@ -84,8 +84,9 @@ class Runner:
     def ordered(self, kind: str, seconds: float, reason: str) -> None:
         """A `stop` or a `notice` from the control plane."""
         if kind == "notice":
-            self._write_notice(seconds, reason)
-            self._end("preempted", reason or "the node is taken away", seconds)
+            reserve = self._steps.reserve(seconds)
+            self._write_notice(seconds - reserve, reason)
+            self._end("preempted", reason or "the node is taken away", seconds, reserve)
         elif kind == "stop":
             self._end("stopped", reason or "a stop was wanted", seconds)
         else:
@@ -126,10 +127,26 @@ class Runner:
 
     def terminated(self) -> None:
         """SIGTERM: the gang is removed."""
+        taken = self._config.taken
         if self._over or self._work is None:
             self._loop.after(FAREWELL_S if self._over else 0, self._leave)
+        elif taken is not None and not os.path.exists(taken.unless):
+            self._noticed(taken.seconds, taken.source, f"{taken.source} takes the node back")
         else:
             self._end("stopped", "the gang was removed", self._config.grace_s)
+
+    def warned(self) -> None:
+        """SIGUSR1: the place's own time limit is near."""
+        taken = self._config.taken
+        if taken is not None and not self._over and self._work is not None:
+            reason = f"the time that {taken.source} gave is nearly over"
+            self._noticed(taken.warning_s, taken.source, reason)
+
+    def _noticed(self, seconds: float, source: str, reason: str) -> None:
+        """The node learned by itself that it will be taken: everybody is told, and the work goes at once."""
+        if self._ending is None:
+            self.say("notice", seconds=seconds, source=source)
+        self.ordered("notice", seconds, reason)
 
     # The work, step by step. The steps call back.
 
@@ -142,6 +159,8 @@ class Runner:
             self._conclude("node", None, f"this agent cannot begin its work: {error}")
             return
         self._scrubber = Scrubber(list(work.secrets.values()))
+        if self._config.storage is not None and work.checkpoint is not None:
+            work.checkpoint.storage = f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
         self._env = make_environment(self._config, work, self._places)
         self._log.limit(work.log_limit_mib)
         self._link.listen_soon()
@@ -193,12 +212,14 @@ class Runner:
 
     # The end.
 
-    def _end(self, outcome: str, reason: str, seconds: float) -> None:
-        """The work shall end within `seconds`. A stop outranks a notice; the earlier end counts."""
+    def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
+        """All ends within `seconds`, the work `reserve` sooner. A stop outranks a notice; the earlier end counts."""
         if self._over:
             return
         asked = self._ending is not None
-        if self._ending is None or outcome != "preempted":
+        if self._steps.finishing:
+            asked = True  # the work has ended by itself; only handing over its last checkpoint is cut short
+        elif self._ending is None or outcome != "preempted":
             self._ending = (outcome, reason)
         if not asked:
             self._steps.ask()
@@ -206,6 +227,13 @@ class Runner:
         if self._kill_timer is None or due < self._kill_timer.due:
             self._loop.cancel(self._kill_timer)
             self._kill_timer = self._loop.after(max(0.0, seconds), self._kill)
+        if reserve:
+            self._loop.after(max(0.0, seconds - reserve), self._kill_work)
+
+    def _kill_work(self) -> None:
+        """What is left of the time is for its last checkpoint."""
+        if not self._over and not self._steps.finishing:
+            self._steps.kill(save=True)
 
     def _kill(self) -> None:
         if not self._over:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .loop import Loop, Timer
+    from .mailbox import MailConnection
 
     Replied = Callable[[int, bytes], None]
     Failed = Callable[[str], None]
@@ -25,7 +26,7 @@ MAX_REPLY = 64 * 1024 * 1024  # bytes; a blob of a working folder is fetched els
 
 
 class Address:
-    """`unix:/path`, `http://host:port` or `https://host:port`, resolved once, before the work begins.
+    """`unix:/path`, `http://host:port`, `https://host:port` (resolved once, before the work begins), `mailbox:/path`.
 
     Looking up a name can block for many seconds, so it is done only once: a control plane that moves to another
     address while work runs must be reached by its old one until the work ends.
@@ -35,15 +36,18 @@ class Address:
         self.text = address
         self.tls = address.startswith("https://")
         self.prefix = ""
-        if address.startswith("unix:"):
+        self.targets: list[tuple[int, object]] = []
+        self.by_mail = address.startswith("mailbox:")
+        if self.by_mail:
             self.host = "localhost"
-            self.targets: list[tuple[int, object]] = [(socket.AF_UNIX, address[5:])]
+        elif address.startswith("unix:"):
+            self.host = "localhost"
+            self.targets = [(socket.AF_UNIX, address[5:])]
         elif address.startswith(("http://", "https://")):
             self.host, slash, path = address.split("://", 1)[1].partition("/")
             self.prefix = (slash + path).rstrip("/")
-            self.targets = []
         else:
-            raise ValueError(f"`address` must be unix:/path, http://host:port or https://host:port, not {address!r}")
+            raise ValueError(f"`address` must be unix:/path, http(s)://host:port or mailbox:/path, not {address!r}")
 
     def refresh(self) -> None:
         """Look the host's name up. Raises OSError."""
@@ -252,6 +256,15 @@ class Connection:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
             self._socket = None
+
+
+def make_connection(loop: Loop, address: Address, headers: str) -> Connection | MailConnection:
+    """A connection over whichever carrier the address names."""
+    if address.by_mail:
+        from .mailbox import MailConnection  # only agents that reach nobody need it
+
+        return MailConnection(loop, address, headers)
+    return Connection(loop, address, headers)
 
 
 def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:

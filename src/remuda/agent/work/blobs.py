@@ -1,4 +1,4 @@
-"""Fetches the frozen parts of a working folder by hash into the machine's cache; runs in a process that may block."""
+"""Asks the control plane, and fetches parts of folders by hash from it; in processes of their own, which may block."""
 
 from __future__ import annotations
 
@@ -17,20 +17,82 @@ if TYPE_CHECKING:
 
 CHUNK = 1024 * 1024
 TIMEOUT_S = 60.0
+FIRST_DELAY_S = 0.2
 LAST_DELAY_S = 5.0
+REFUSALS = (401, 403, 404, 409, 410)
 
 
 class Missing(Exception):
     """The control plane does not have, or does not give out, what was asked for; asking again does not help."""
 
 
+class Line:
+    """Requests to the control plane, one after the other, that wait for it as long as it is away."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._connection: http.client.HTTPConnection | None = None
+        self._delay = FIRST_DELAY_S
+
+    def ask(self, method: str, route: str, body: object = None, length: int | None = None) -> http.client.HTTPResponse:
+        """The answer, whatever its status; the gang's name is added. Raises OSError, HTTPException."""
+        address = Address(self._config.address)
+        headers = {"Authorization": f"Bearer {self._config.token}", "Remuda-Agent-Protocol": str(PROTOCOL)}
+        headers["Content-Type"] = "application/json"
+        if length is not None:
+            headers["Content-Length"] = str(length)
+        try:
+            if self._connection is None:
+                self._connection = connect(address)
+            path = f"{address.prefix}/agent/v1/{route}?gang={self._config.gang}"
+            try:
+                self._connection.request(method, path, body, headers)  # type: ignore[arg-type]  # bytes or a reader
+            except (BrokenPipeError, ConnectionResetError):
+                return self._connection.getresponse()  # a refusal in the middle of the body
+            return self._connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            self.drop()
+            raise
+
+    def read(self, method: str, route: str, body: bytes | None = None) -> bytes:
+        """The body of a good answer; asked for again and again. Raises Missing where it is refused for good."""
+        while True:
+            try:
+                reply = self.ask(method, route, body)
+                data = reply.read()
+            except (OSError, http.client.HTTPException):
+                self.wait()
+                continue
+            if reply.status == 200:
+                self._delay = FIRST_DELAY_S
+                return data
+            self.check(reply.status, route)
+            self.wait()
+
+    def check(self, status: int, route: str) -> None:
+        """Raises Missing for a status that asking again does not change."""
+        if status in REFUSALS:
+            raise Missing(f"the control plane refuses {route.partition('/')[0]} (status {status})")
+
+    def drop(self) -> None:
+        """Begin anew with the next request."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def wait(self) -> None:
+        """Before the next try; in a process of its own, which a stop kills."""
+        self.drop()
+        time.sleep(self._delay)
+        self._delay = min(LAST_DELAY_S, self._delay * 2)
+
+
 class Blobs:
     """The cache of one machine, shared by its agents: files named by the SHA-256 of their content, never changed."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
+        self._line = Line(config)
         self._folder = config.cache + "/blobs"
-        self._connection: http.client.HTTPConnection | None = None
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def fetch(self, digest: str) -> str:
@@ -38,62 +100,58 @@ class Blobs:
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise Missing(f"{digest!r} is not the hash of a part of a working folder")
         path = os.path.join(self._folder, digest)
-        if os.path.exists(path):
-            return path
-        delay = 0.2
-        while not self._download(digest, path):
-            time.sleep(delay)  # in a process of its own, which a stop kills
-            delay = min(LAST_DELAY_S, delay * 2)
+        if not os.path.exists(path):
+            fetch_to(self._line, digest, path)
         return path
 
-    def _download(self, digest: str, path: str) -> bool:
-        """False: the control plane could not be reached or broke off; ask again. Raises Missing, OSError."""
-        try:
-            reply = self._ask(f"/agent/v1/blobs/{digest}?gang={self._config.gang}")
-        except (OSError, http.client.HTTPException):
-            self._connection = None
-            return False
-        if reply.status in (401, 403, 404, 409, 410):
-            raise Missing(f"the control plane has no part {digest} of the working folder (status {reply.status})")
-        if reply.status != 200:
-            self._connection = None
-            return False
-        temporary = f"{path}.{os.getpid()}"
-        found = hashlib.sha256()
-        try:
-            with open(temporary, "wb") as file:
-                while True:
-                    try:
-                        data = reply.read(CHUNK)
-                    except (OSError, http.client.HTTPException):
-                        self._connection = None
-                        return False
-                    if not data:
-                        break
-                    found.update(data)
-                    file.write(data)
-            if found.hexdigest() != digest:
-                raise Missing(f"what the control plane sent for {digest} is not that: it has hash {found.hexdigest()}")
-            os.replace(temporary, path)
-        finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-        return True
 
-    def _ask(self, path: str) -> http.client.HTTPResponse:
-        address = Address(self._config.address)
-        if self._connection is None:
-            self._connection = connect(address)
-        headers = {"Authorization": f"Bearer {self._config.token}", "Remuda-Agent-Protocol": str(PROTOCOL)}
-        self._connection.request("GET", address.prefix + path, headers=headers)
-        return self._connection.getresponse()
+def fetch_to(line: Line, digest: str, path: str) -> None:
+    """Make `path` the blob, whole. Waits for a control plane that is away. Raises Missing, OSError."""
+    while not _download(line, digest, path):
+        line.wait()
+
+
+def _download(line: Line, digest: str, path: str) -> bool:
+    """False: the control plane could not be reached or broke off; ask again. Raises Missing, OSError."""
+    try:
+        reply = line.ask("GET", f"blobs/{digest}")
+    except (OSError, http.client.HTTPException):
+        return False
+    if reply.status in REFUSALS:
+        raise Missing(f"the control plane has no part {digest} of the working folder (status {reply.status})")
+    if reply.status != 200:
+        return False
+    temporary = f"{path}.{os.getpid()}"
+    found = hashlib.sha256()
+    try:
+        with open(temporary, "wb") as file:
+            while True:
+                try:
+                    data = reply.read(CHUNK)
+                except (OSError, http.client.HTTPException):
+                    return False
+                if not data:
+                    break
+                found.update(data)
+                file.write(data)
+        if found.hexdigest() != digest:
+            raise Missing(f"what the control plane sent for {digest} is not that: it has hash {found.hexdigest()}")
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return True
 
 
 def connect(address: Address) -> http.client.HTTPConnection:
     """A connection that may block, over whichever carrier the address names. Raises OSError."""
+    if address.by_mail:
+        from .mail import BlockingConnection
+
+        return BlockingConnection(address.text.partition(":")[2])
     if address.tls:
-        return http.client.HTTPSConnection(address.name, address.port, timeout=TIMEOUT_S)
-    connection = http.client.HTTPConnection(address.name, address.port, timeout=TIMEOUT_S)
+        return http.client.HTTPSConnection(address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK)
+    connection = http.client.HTTPConnection(address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK)
     if address.text.startswith("unix:"):
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(TIMEOUT_S)
