@@ -180,6 +180,29 @@ def test_a_killed_command_harms_nothing(user: User) -> None:
     check_clean(user)
 
 
+@pytest.mark.parametrize("wish", ["stop", "drill", "retry"])
+def test_a_wish_that_was_answered_outlives_the_server(user: User, wish: str) -> None:
+    """What a command reported as done is done by the next server, once."""
+    name = user.submit(steps(user, "job", 0.1).replace("exit 7", "test $REMUDA_ATTEMPT != 1"), "--yes")
+    if wish == "retry":
+        user.ended(name)
+    else:
+        wait_until(lambda: "step 2" in user.log(name))
+    user.cli(*{"stop": ("stop", "--no-wait"), "drill": ("drill", "preempt", "--notice", "0s")}.get(wish, (wish,)), name)
+    user.kill_server()
+    user.cli("ps")
+    job = user.wait(name, lambda job: job.phase in (("stopped",) if wish == "stop" else ("done",)))
+    job = user.ended(name)
+    assert [attempt.outcome for attempt in job.attempts] == {
+        "stop": ["stopped"],
+        "drill": ["preempted", "succeeded"],
+        "retry": ["exit", "succeeded"],
+    }[wish]
+    check_ran(user, job)
+    check_bill(user, job)
+    check_clean(user)
+
+
 # At any instants
 
 

@@ -90,6 +90,20 @@ def test_a_newer_command_replaces_the_server_under_a_job(user: User) -> None:
     check_went_through(user, name)
 
 
+def test_who_follows_does_not_notice_a_restart(user: User) -> None:
+    command = user.start("run", user.task(f"{{name: on, run: 'echo begin; {gate(user)}; echo end; exit 4'}}"))
+    wait_until(lambda: user.has("on") and user.log("on") == "begin\n")
+    user.forget()
+    for _ in range(2):
+        user.cli("server", "restart")
+    (user.root / "go").touch()
+    out, err = command.communicate(timeout=60)
+    assert (out, command.returncode) == ("begin\nend\n", 4), err
+    assert "Traceback" not in err
+    assert user.job("on").attempt == 1
+    check_clean(user)
+
+
 def test_an_older_command_is_told_and_harms_nothing(user: User) -> None:
     name = working(user)
     true = read_server(str(user.home))
