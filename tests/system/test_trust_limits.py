@@ -142,13 +142,18 @@ def test_finish_and_failure_are_told_to_those_who_asked(user: User, receiver: Re
 
 
 def test_a_receiver_that_is_away_is_told_later_by_another_server(user: User) -> None:
-    receiver = Receiver(refuse=1)
+    user.settings("[providers.local]\nprice_usd_hr = 3600\n")
+    receiver = Receiver(refuse=3)
+    hook = f"webhooks: [{{url: '{receiver.url}'}}]"
     try:
-        user.cli("run", user.task(f"{{name: well, webhooks: [{{url: '{receiver.url}'}}], run: 'true'}}"))
-        wait_until(lambda: receiver.heard)
+        user.cli("run", "--yes", user.task(f"{{name: well, {hook}, run: 'true'}}"))
+        user.cli(
+            "run", user.task(f"{{name: dear, limits: {{budget: 1}}, grace: 0s, {hook}, run: sleep 300}}"), code=None
+        )
+        wait_until(lambda: len(receiver.heard) >= 3)
         user.kill_server()
         user.cli("ps")
-        wait_until(lambda: len(receiver.heard) >= 2)
-        assert set(receiver.events()) == {("finish", "well")}
+        wait_until(lambda: len(receiver.heard) >= 6)
+        assert sorted(receiver.events()[3:]) == [("budget", "dear"), ("failure", "dear"), ("finish", "well")]
     finally:
         receiver.close()

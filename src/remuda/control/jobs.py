@@ -14,6 +14,7 @@ REFUSED_AVOID = timedelta(days=1)  # a person must act first
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 _NEVER = timedelta.max
+_SPENT = "it spent"  # how the reason of a budget's stop begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,7 @@ def _limits(view: JobView, now: datetime) -> Action:
         ending = view.rate.over(job.task.grace + MARGIN)
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
-            return Limit(reason=f"it spent {format_usd(view.spent)} of at most {format_usd(cap)}", budget=True)
+            return Limit(reason=f"{_SPENT} {format_usd(view.spent)} of at most {format_usd(cap)}", budget=True)
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))
     return LookAgain(after=min(times))
@@ -190,3 +191,8 @@ def deadline_of(job: Job) -> datetime | None:
 def cap_of(job: Job) -> Money | None:
     """The most that the job may spend: its budget or the ceiling that its user consented to, if lower."""
     return min((cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None)
+
+
+def ran_into_budget(job: Job) -> bool:
+    """Whether its budget or ceiling stopped the job."""
+    return job.stop_outcome is Outcome.LIMIT and (job.stop_reason or "").startswith(f"{_SPENT} ")

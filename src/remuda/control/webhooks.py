@@ -9,10 +9,11 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 from remuda.control.clock import Clock
+from remuda.control.jobs import ran_into_budget
 from remuda.domain.events import Event
 from remuda.domain.jobs import JOB_ENDS, Job, JobPhase
 from remuda.domain.tasks import Webhook
@@ -73,15 +74,15 @@ class Webhooks:
 
     async def unfinished(self) -> list[str]:
         """Keys of deliveries that a restart may have interrupted."""
-        page = await self._store.list_jobs(None, phases=JOB_ENDS, limit=100)
+        page = await self._store.list_jobs(None, phases=JOB_ENDS | {JobPhase.STOPPING}, limit=100)
         keys = []
         for summary in page.jobs:
-            if summary.ended_at is None or self._clock.now() - summary.ended_at > _LATELY:
+            if summary.ended_at is not None and self._clock.now() - summary.ended_at > _LATELY:
                 continue
             job = await self._store.job(summary.id)
-            what = "failure" if job.phase is JobPhase.FAILED else "finish"
-            if any(what in hook.on for hook in job.task.webhooks) and not await self._was_told(job, what):
-                keys.append(webhook_key(job.id, what))
+            for what in _news(job):
+                if any(what in hook.on for hook in job.task.webhooks) and not await self._was_told(job, what):
+                    keys.append(webhook_key(job.id, what))
         return keys
 
     async def _was_told(self, job: Job, what: str) -> bool:
@@ -101,6 +102,14 @@ class Webhooks:
             text=f"{what}: {host} {text}",
         )
         await self._store.commit(Changes(events=[event]))
+
+
+def _news(job: Job) -> Sequence[str]:
+    """What there was to tell of a job so far."""
+    news = ["budget"] if ran_into_budget(job) else []
+    if job.phase in JOB_ENDS:
+        news.append("failure" if job.phase is JobPhase.FAILED else "finish")
+    return news
 
 
 async def post_json(url: str, body: bytes) -> str:
