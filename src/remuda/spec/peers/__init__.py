@@ -4,16 +4,19 @@
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from remuda.spec.peers.detect import Dialect, find_dialect
 from remuda.spec.peers.kept import Kept, Translation
 from remuda.spec.problems import Notes
-from remuda.spec.tree import Node
+
+if TYPE_CHECKING:
+    from remuda.spec.tree import Node
 
 __all__ = ["Dialect", "Kept", "Translation", "find_dialect", "translate"]
 
 
-def translate(dialect: Dialect, documents: Sequence[Node], notes: Notes) -> Translation:
+def translate(dialect: Dialect, documents: "Sequence[Node]", notes: Notes) -> Translation:
     """What another tool's file means here; what is wrong with it is noted."""
     from remuda.spec.peers.yaml11 import recast
 

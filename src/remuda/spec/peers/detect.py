@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from remuda.spec.tree import MapNode, Node, ScalarNode
+if TYPE_CHECKING:
+    from remuda.spec.tree import MapNode, Node
 
 
 class Dialect(StrEnum):
@@ -38,8 +40,10 @@ _DSTACK_KEYS = _words(
 )
 
 
-def find_dialect(documents: Sequence[Node]) -> Dialect:
+def find_dialect(documents: "Sequence[Node]") -> Dialect:
     """Whose file these documents are; our own where nothing says otherwise."""
+    from remuda.spec.tree import MapNode
+
     if len(documents) == 1:
         return _find_one(documents[0])
     found = {_find_one(each) for each in documents}
@@ -48,7 +52,9 @@ def find_dialect(documents: Sequence[Node]) -> Dialect:
     return Dialect.SKYPILOT if Dialect.SKYPILOT in found or (named and found == {Dialect.REMUDA}) else Dialect.REMUDA
 
 
-def _find_one(node: Node) -> Dialect:
+def _find_one(node: "Node") -> Dialect:
+    from remuda.spec.tree import MapNode, ScalarNode
+
     if not isinstance(node, MapNode):
         return Dialect.REMUDA
     keys = {key.text for key, _ in node.entries}
@@ -67,7 +73,9 @@ def _find_one(node: Node) -> Dialect:
     return Dialect.REMUDA
 
 
-def _mentions(node: MapNode) -> bool:
+def _mentions(node: "MapNode") -> bool:
     """Whether its commands use SkyPilot's variables."""
+    from remuda.spec.tree import ScalarNode
+
     texts = [node.get("run"), node.get("setup")]
     return any(isinstance(text, ScalarNode) and "$SKYPILOT_" in text.text.replace("{", "") for text in texts)

@@ -172,6 +172,8 @@ class OneOf:
             notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words)
             return
         best: Notes | None = None
+        if len(possible) > 1 and not is_null(node):
+            possible = [shape for shape in possible if shape is not NULL]
         for shape in possible:
             tried = notes.scratch()
             shape.check(node, path, tried)
@@ -189,9 +191,12 @@ def is_null(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.value is None
 
 
+NULL = Scalar(words="nothing", test=lambda node: "" if node.value is None else f"{describe(node)} where nothing goes")
+
+
 def optional(shape: Shape) -> OneOf:
     """The shape, or nothing after the colon."""
-    return OneOf(shapes=(shape, Scalar(words="nothing", test=lambda node: "" if node.value is None else "something")))
+    return OneOf(shapes=(*(shape.shapes if isinstance(shape, OneOf) else (shape,)), NULL))
 
 
 def _name(path: str) -> str:

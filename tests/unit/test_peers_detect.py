@@ -1,0 +1,58 @@
+"""Whose file it is: found by keys, without reading more than two levels, and without weight."""
+
+import subprocess
+import sys
+
+import pytest
+
+from remuda.spec import parse_file
+from remuda.spec.peers.detect import Dialect, find_dialect
+from remuda.spec.problems import Notes
+from remuda.spec.tree import compose_all
+
+
+def find(text: str) -> Dialect:
+    return find_dialect(compose_all(text, Notes("f", text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        ("run: x", Dialect.REMUDA),
+        ("run: x\nresources: {memory: 8}", Dialect.REMUDA),
+        ("run: x\nresources: {gpu: H100}", Dialect.REMUDA),
+        ("run: x\nnodes: 2\nresources: {accelerators: H100}", Dialect.REMUDA),
+        ("run: x\nenv: {}\nnum_nodes: 2", Dialect.REMUDA),
+        ("type: task\nrun: x", Dialect.REMUDA),
+        ("- a", Dialect.REMUDA),
+        ("run: x\n---\nrun: y", Dialect.REMUDA),
+        ("run: x\nresources: {accelerators: H100}", Dialect.SKYPILOT),
+        ("num_nodes: 2\nrun: x", Dialect.SKYPILOT),
+        ("run: echo ${SKYPILOT_NODE_RANK}", Dialect.SKYPILOT),
+        ("run: x\nenvs: {A: b}", Dialect.SKYPILOT),
+        ("name: a\n---\nrun: x\nresources: {cpus: 1}", Dialect.SKYPILOT),
+        ("name: a\nexecution: parallel\n---\nname: b\nrun: x", Dialect.SKYPILOT),
+        ("name: v\ntype: k8s-pvc\nsize: 10Gi", Dialect.SKYPILOT),
+        ("type: task\ncommands: [x]", Dialect.DSTACK),
+        ("type: fleet\nnodes: 2", Dialect.DSTACK),
+        ("type: tsk\ncommands: [x]", Dialect.DSTACK),
+        ("type: preset\nenv: {}", Dialect.DSTACK),
+    ],
+)
+def test_whose_file_it_is(text: str, dialect: Dialect) -> None:
+    assert find(text) is dialect
+
+
+def test_ours_is_read_as_ever() -> None:
+    found = parse_file("run: x\nresources: {gpu: H100:8}")
+    assert (found.kind, found.what, found.kept) == ("Remuda", "task", ())
+    assert found.task is not None
+    assert found.task.resources.accelerators[0].name == "H100"
+
+
+def test_importing_the_room_reads_none_of_the_rules() -> None:
+    code = (
+        "import sys, remuda.spec; print([n for n in sys.modules if 'yaml' in n or 'shapes' in n or 'spec.tree' in n])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,254 @@
+"""dstack's configurations: what they mean here, what is kept, and what is wrong with them."""
+
+from datetime import timedelta
+
+import pytest
+
+from remuda.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Workdir
+from remuda.domain.units import HourlyRate
+from remuda.spec import SpecError, Translation, parse_file, parse_task
+from remuda.spec.peers.dstack.tasks import join_commands
+
+FULL = """\
+type: task
+name: train
+image: nvcr.io/nvidia/pytorch:24.05-py3
+nodes: 2
+repos: [.]
+env:
+  - HF_TOKEN
+  - EPOCHS=3
+commands:
+  - pip install -r requirements.txt
+  - torchrun --nnodes $DSTACK_NODES_NUM train.py
+resources:
+  gpu: H100,H200:80GB..:4..8
+  cpu: 16..
+  memory: 64GB..128GB
+  disk: 1TB
+  shm_size: 16GB
+spot_policy: auto
+backends: [aws, gcp]
+regions: [us-east-1]
+max_price: 20.5
+max_duration: 6h
+stop_duration: 2m
+retry: {on_events: [no-capacity, interruption], duration: 1h}
+priority: 5
+tags: {team: vision}
+"""
+OPEN = 65_536
+
+
+def run(more: str) -> Translation:
+    return parse_file(f"type: task\ncommands: [x]\n{more}")
+
+
+def keys(found: Translation, *, refused: bool) -> list[str]:
+    return [each.key for each in found.kept if each.refused is refused]
+
+
+def test_a_whole_task() -> None:
+    found = parse_file(FULL)
+    task = found.task
+    assert task is not None
+    assert (found.kind, found.what, found.refused) == ("dstack", "task", ())
+    assert (task.name, task.nodes, task.image) == ("train", 2, "nvcr.io/nvidia/pytorch:24.05-py3")
+    assert task.run == "pip install -r requirements.txt &&\ntorchrun --nnodes $DSTACK_NODES_NUM train.py"
+    assert (task.env, task.secrets, task.workdir) == ({"EPOCHS": "3"}, ("HF_TOKEN",), Workdir(path="."))
+    assert (task.tags, task.priority) == ({"team": "vision"}, 5)
+    assert (task.limits.duration, task.grace) == (timedelta(hours=6), timedelta(minutes=2))
+    assert task.retry == Retry(preemption=None, node=None, exit=0)
+    wish = task.resources
+    assert wish.accelerators == tuple(
+        AcceleratorNeed(name=name, count_min=4, count_max=8, memory_min_mib=81_920) for name in ("H100", "H200")
+    )
+    assert (wish.cpus_min, wish.cpus_max, wish.memory_min_mib, wish.memory_max_mib) == (16, None, 65_536, 131_072)
+    assert (wish.disk_gib, wish.spot, wish.max_rate) == (1024, SpotPolicy.AUTO, HourlyRate(20_500_000))
+    assert (wish.providers, wish.regions) == (("aws", "gcp"), ("us-east-1",))
+    assert keys(found, refused=False) == ["env.HF_TOKEN", "resources.shm_size", "retry.duration"]
+
+
+def test_what_dstack_asks_for_where_a_file_is_silent() -> None:
+    task = run("").task
+    assert task is not None
+    wish = task.resources
+    assert (wish.cpus_min, wish.memory_min_mib, wish.disk_gib, wish.accelerators) == (2, 8192, 100, ())
+    assert (task.retry, task.grace) == (Retry(preemption=0, node=0, exit=0), timedelta(minutes=5))
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("24GB", ("gpu", 1, OPEN, 24_576, 24_576)),
+        ("H100", ("H100", 1, OPEN, None, None)),
+        ("H100:8", ("H100", 8, None, None, None)),
+        ("A100:80GB:1..4", ("A100", 1, 4, 81_920, 81_920)),
+        ("amd:16GB..", ("amd", 1, OPEN, 16_384, None)),
+        ("2", ("gpu", 2, None, None, None)),
+        ("{name: A10G, count: 2, memory: 24GB}", ("A10G", 2, None, 24_576, 24_576)),
+        ("{vendor: nvidia, count: {min: 2}}", ("nvidia", 2, OPEN, None, None)),
+    ],
+)
+def test_accelerators(written: str, expected: tuple[object, ...]) -> None:
+    task = run(f"resources: {{gpu: '{written}'}}" if "{" not in written else f"resources: {{gpu: {written}}}").task
+    assert task is not None
+    (need,) = task.resources.accelerators
+    assert (need.name, need.count_min, need.count_max, need.memory_min_mib, need.memory_max_mib) == expected
+
+
+def test_no_accelerators_are_none() -> None:
+    task = run("resources: {gpu: 0}").task
+    assert task is not None
+    assert task.resources.accelerators == ()
+
+
+def test_commands_depend_on_each_other_as_there() -> None:
+    commands = [" a ", "server &", "cat <<E\nx\nE\n"]
+    assert join_commands(commands) == "a &&\n{ server & } &&\n{\ncat <<E\nx\nE\n}"
+
+
+def test_a_command_by_its_entrypoint() -> None:
+    task = parse_file("type: task\nimage: a\nentrypoint: bash -c\ncommands: ['echo hi']").task
+    assert task is not None
+    assert task.run == "bash -c 'echo hi'"
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("ports: [8000]", "ports"),
+        ("volumes: ['data:/data']", "volumes"),
+        ("files: [a.txt]", "files"),
+        ("user: ubuntu", "user"),
+        ("privileged: true", "privileged"),
+        ("docker: true", "docker"),
+        ("nvcc: true", "nvcc"),
+        ("registry_auth: {username: a, password: b}", "registry_auth"),
+        ("reservation: r", "reservation"),
+        ("instance_types: [a, b]", "instance_types"),
+        ("availability_zones: [a]", "availability_zones"),
+        ("startup_order: workers-first", "startup_order"),
+        ("stop_criteria: master-done", "stop_criteria"),
+        ("creation_policy: reuse", "creation_policy"),
+        ("schedule: {cron: '0 8 * * mon-fri'}", "schedule"),
+        ("utilization_policy: {min_gpu_utilization: 10, time_window: 10m}", "utilization_policy"),
+        ("retry: true", "retry"),
+        ("fleets: [mine]", "fleets"),
+        ("shell: /usr/bin/zsh", "shell"),
+        ("env: {A: '${{ secrets.b }}'}", "env.A"),
+        ("repos: ['https://example.org/a.git']", "repos"),
+        ("resources: {cpu: 'arm:4'}", "resources.cpu"),
+        ("resources: {gpu: 'n150:1'}", "resources.gpu"),
+        ("resources: {gpu: {compute_capability: 8.0}}", "resources.gpu.compute_capability"),
+    ],
+)
+def test_what_has_no_place_is_kept_and_refused_when_run(line: str, key: str) -> None:
+    found = run(line)
+    assert keys(found, refused=True) == [key]
+    assert found.refused[0].line == 3
+    with pytest.raises(SpecError, match="of this dstack file is not honoured: "):
+        parse_task(f"type: task\ncommands: [x]\n{line}")
+
+
+def test_notes_do_not_stop_a_run() -> None:
+    text = (
+        "privileged: false\nvolumes: [{instance_path: /a, path: /a, optional: true}]\nidle_duration: 5m\nretry: false"
+    )
+    assert keys(run(text), refused=False) == ["volumes", "idle_duration"]
+    assert run(text).refused == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "tasks"),
+    [
+        ("type: service\nport: 8000\nmodel: a\ncommands: [serve]", "service", 1),
+        (
+            "type: service\nport: 80\nimage: a\ngroups: [{replicas: 1..2, scaling: {metric: rps, target: 3}}]",
+            "service",
+            1,
+        ),
+        ("type: dev-environment\nide: vscode", "dev-environment", 1),
+        ("type: fleet\nnodes: 0..2\nplacement: cluster", "fleet", 0),
+        ("type: fleet\nssh_config: {user: a, hosts: [{hostname: b, blocks: auto}, c]}", "fleet", 0),
+        ("type: volume\nbackend: aws\nregion: eu\nsize: 100GB", "volume", 0),
+        ("type: gateway\nbackend: aws\nregion: eu\ncertificate: {type: acm, arn: x}", "gateway", 0),
+        ("type: preset\nbase: m\ntrials: 2", "preset", 0),
+    ],
+)
+def test_other_kinds_are_kept_and_named(text: str, what: str, tasks: int) -> None:
+    found = parse_file(text)
+    assert (found.what, len(found.tasks)) == (what, tasks)
+    assert found.refused[0].key == "type"
+    with pytest.raises(SpecError, match="`type` of this dstack file is not honoured"):
+        parse_task(text)
+
+
+def wrong(text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        parse_file(text)
+    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("commands: [x]\nnode: 2", "3:1: unknown key 'node'"),
+        ("commands: x", "2:11: `commands` is the text 'x'"),
+        ("commands: [no]", "2:12: `commands[0]`: no, which YAML reads as false, is not a text"),
+        ("commands: []", "1:1: there is nothing to run"),
+        ("commands: [x]\nnodes: 0", "3:8: `nodes`: 0 is too small"),
+        ("commands: [x]\nnodes: many", "3:8: `nodes`: the text 'many' is not a whole number"),
+        ("commands: [x]\npython: 2.7", "3:9: `python`: cannot use '2.7'"),
+        ("commands: [x]\nimage: a\npython: 3.12", "4:1: `image` and `python` exclude each other"),
+        ("commands: [x]\nspot_policy: always", "3:14: `spot_policy`: the text 'always' is no choice here"),
+        ("commands: [x]\nmax_duration: 6 hours", "3:15: `max_duration`: the text '6 hours' is not a length of time"),
+        ("commands: [x]\nbackends: [awz]", "3:12: `backends[0]`: the text 'awz' is no choice here; did you mean aws?"),
+        ("commands: [x]\nresources: {gpu: 'A100:H100:8'}", "3:18: `resources.gpu`: cannot use"),
+        ("commands: [x]\nresources: {gpu: {nmae: A100}}", "3:19: unknown key 'nmae' in `resources.gpu`"),
+        ("commands: [x]\nresources: {memory: 9XB}", "3:21: `resources.memory`: cannot use '9XB'"),
+        ("commands: [x]\nresources: {memory: 64GB..16GB}", "3:21: `resources.memory`: cannot use '64GB..16GB'"),
+        ("commands: [x]\nenv: {A: true}", "3:10: `env.A`: the truth value true is not a text"),
+        ("commands: [x]\nenv: [A=1, A=2]", "3:12: the variable A is there twice"),
+        ("commands: [x]\nports: [99999]", "3:9: `ports[0]`: cannot use '99999'"),
+        ("commands: [x]\nvolumes: ['a:b']", "3:11: `volumes[0]`: cannot use 'a:b'"),
+        ("commands: [x]\ntags: {a b: c}", "3:8: 'a b' cannot be a key in `tags`"),
+        ("commands: [x]\nschedule: {cron: '0 25 * * *'}", "3:18: `schedule.cron`: cannot use '25' in a cron line"),
+        ("commands: [x]\nretry: {on_events: []}", "3:20: `retry.on_events` has 0 entries"),
+        ("nodes: 2\ngroups: [{commands: [x]}]", "2:1: `nodes` and `groups` are both there"),
+        ("commands: [x]\nmax_price: -1", "3:12: `max_price`: -1 is too small"),
+    ],
+)
+def test_every_mistake_has_its_place(lines: str, said: str) -> None:
+    found = wrong(f"type: task\n{lines}")
+    assert len(found) == 1
+    assert found[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("type: tsk\ncommands: [x]", "1:1: dstack has no type 'tsk'"),
+        ("type: service\ncommands: [x]", "1:1: `port` is missing"),
+        ("type: service\nport: 1\ncommands: [x]\nreplicas: 1..3", "4:11: a number of replicas that varies needs"),
+        ("type: service\nport: 1\ncommands: [x]\nreplicas: 1..", "4:11: the number of replicas needs an end"),
+        ("type: service\nport: 1\ncommands: [x]\nprobes: [{type: tcp}]", "4:17: `probes[0].type`: the text 'tcp'"),
+        ("type: fleet\nnodes: 3..1", "2:8: `nodes`: cannot use '3..1'"),
+        ("type: fleet\nssh_config: {user: a}", "2:13: `ssh_config.hosts` is missing"),
+        ("type: volume\nregion: eu", "1:1: the volume names no backend"),
+        ("type: volume\nbackend: aws", "1:1: `region` is missing"),
+        ("type: gateway\nbackend: aws", "1:1: `region` is missing"),
+        ("type: dev-environment\nversion: 1", "2:1: `version` needs `ide`"),
+        ("type: preset\nbase: a\nrepo: b", "1:1: `base` and `repo` are both there"),
+    ],
+)
+def test_mistakes_of_other_kinds(text: str, said: str) -> None:
+    found = wrong(text)
+    assert found[0].startswith(said)
+
+
+def test_of_two_equal_keys_the_last_counts_as_there() -> None:
+    found = parse_file("type: task\ncommands: [a]\ncommands: [b]")
+    assert found.task is not None
+    assert found.task.run == "b"
+    assert [(each.line, each.key, each.refused) for each in found.kept] == [(3, "commands", False)]

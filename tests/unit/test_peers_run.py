@@ -1,0 +1,128 @@
+"""What is put before the author's commands sets the variables, in bash and in plain sh; and what the CLI says."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from remuda.cli.plan import command as plan
+from remuda.cli.validate import command as validate
+from remuda.spec import parse_task
+
+NODE = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "REMUDA_HOSTS": "10.0.0.1,10.0.0.2",
+    "REMUDA_JOB": "train",
+    "REMUDA_JOB_ID": "01abc",
+    "REMUDA_ATTEMPT": "1",
+    "REMUDA_PROJECT": "default",
+    "MASTER_ADDR": "10.0.0.1",
+    "NODE_RANK": "1",
+    "NNODES": "2",
+    "NPROC_PER_NODE": "8",
+}
+SHELLS = [name for name in ("bash", "sh", "dash") if shutil.which(name)]
+
+
+def execute(script: str, shell: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As the agent does it: the shell stops at the first failure unless the script says otherwise."""
+    file = folder / "run.sh"
+    file.write_text(script)
+    command = [shell, "-e", "-c", 'trap : TERM; . "$0"', str(file)]
+    env = {**NODE, "TMPDIR": str(folder)}
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_skypilot_s_variables(shell: str, tmp_path: Path) -> None:
+    names = "RANK NUM_NODES NUM_GPUS_PER_NODE TASK_ID".split()  # noqa: SIM905
+    echoes = "\n".join(f'  echo "${{SKYPILOT_{"NODE_" if name == "RANK" else ""}{name}}}"' for name in names)
+    text = f'resources: {{accelerators: H100:8}}\nrun: |\n  false\n{echoes}\n  echo "$SKYPILOT_NODE_IPS" | sed -n 2p\n'
+    done = execute(parse_task(text).run, shell, tmp_path)
+    assert done.stdout.split() == ["1", "2", "8", "remuda-01abc", "10.0.0.2"]
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_without_accelerators_there_are_none(shell: str, tmp_path: Path) -> None:
+    task = parse_task("num_nodes: 2\nsetup: echo $SKYPILOT_SETUP_NODE_RANK\nrun: echo $SKYPILOT_NUM_GPUS_PER_NODE")
+    assert execute(task.run, shell, tmp_path).stdout == "0\n"
+    assert execute(task.setup or "", shell, tmp_path).stdout == "1\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_dstack_s_variables(shell: str, tmp_path: Path) -> None:
+    text = """\
+type: task
+resources: {gpu: H100:8}
+working_dir: sub
+commands:
+  - echo "$DSTACK_NODE_RANK $DSTACK_NODES_NUM $DSTACK_GPUS_PER_NODE $DSTACK_GPUS_NUM $DSTACK_MASTER_NODE_IP"
+  - echo "$DSTACK_NODES_IPS"
+  - cat $DSTACK_MPI_HOSTFILE; basename "$PWD"
+  - "false"
+  - echo never
+"""
+    done = execute(parse_task(text).run, shell, tmp_path)
+    assert done.stdout.splitlines() == [
+        "1 2 8 16 10.0.0.1",
+        "10.0.0.1",
+        "10.0.0.2",
+        "10.0.0.1 slots=8",
+        "10.0.0.2 slots=8",
+        "sub",
+    ]
+    assert done.returncode == 1
+    assert not list(tmp_path.glob("dstack-hosts-*"))
+
+
+def test_a_python_that_is_not_there_ends_the_work(tmp_path: Path) -> None:
+    task = parse_task("type: task\npython: 3.15\ncommands: [echo never]")
+    script = task.run.replace("command -v uv", "false")
+    done = execute(script, SHELLS[0], tmp_path)
+    if shutil.which("python3.15") is None:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "this needs Python 3.15" in done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_validate_tells_what_is_kept(folder: Path) -> None:
+    (folder / "a.yaml").write_text("run: x\nresources: {cpus: 1, ports: 80, disk_tier: best}")
+    result = CliRunner().invoke(validate, ["a.yaml"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("a.yaml is a task of SkyPilot, and is fine as one.\n")
+    assert "not honoured: line 2: `resources.ports`: " in result.stdout
+    assert "note: line 2: `resources.disk_tier`: " in result.stdout
+    assert "`remuda run` would refuse it" in result.stdout
+
+
+def test_validate_for_programs(folder: Path) -> None:
+    (folder / "a.dstack.yml").write_text("type: fleet\nnodes: 2")
+    (folder / "b.yaml").write_text("name: g\n---\nrun: x\nnum_nodes: 1\n---\nrun: y")
+    result = CliRunner().invoke(validate, ["-o", "json", "a.dstack.yml", "b.yaml"])
+    fleet, pipeline = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert (fleet["valid"], fleet["runs"], fleet["kind"], fleet["what"], fleet["task"]) == (
+        True,
+        False,
+        "dstack",
+        "fleet",
+        None,
+    )
+    assert fleet["kept"][0]["line"] == 1
+    assert [task["run"] for task in pipeline["tasks"]] == ["x", "y"]
+
+
+def test_a_plan_needs_one_task(folder: Path) -> None:
+    (folder / "a.dstack.yml").write_text("type: fleet\nnodes: 2")
+    result = CliRunner().invoke(plan, ["a.dstack.yml"])
+    assert result.exit_code != 0
+    assert "a fleet of dstack and describes nothing that runs" in str(result.exception) + result.output

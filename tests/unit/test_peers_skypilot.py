@@ -1,0 +1,249 @@
+"""SkyPilot's files: what they mean here, what is kept, and what is wrong with them."""
+
+from datetime import timedelta
+
+import pytest
+
+from remuda.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Workdir
+from remuda.domain.units import HourlyRate
+from remuda.spec import SpecError, Translation, parse_file, parse_task
+
+FULL = """\
+name: train_it
+num_nodes: 2
+workdir: src/${WHICH}
+resources:
+  infra: aws/us-east-1
+  accelerators: A100-80GB:8
+  cpus: 32+
+  memory: 256GB
+  disk_size: 1TB
+  use_spot: true
+  max_hourly_cost: 12.5
+  image_id: docker:nvcr.io/nvidia/pytorch:24.05-py3
+  labels: {team: vision}
+  priority: 20
+  job_recovery: {strategy: failover, max_restarts_on_errors: 3}
+envs:
+  WHICH: model
+  COUNT: 010
+  SWITCH: no
+  RATIO: 1.50
+  TOKEN:
+secrets: {HF_TOKEN: null}
+setup: |
+  pip install torch
+run: |
+  torchrun train.py
+"""
+
+
+def keys(found: Translation, *, refused: bool) -> list[str]:
+    return [each.key for each in found.kept if each.refused is refused]
+
+
+def wrong(text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        parse_file(text)
+    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in caught.value.problems]
+
+
+def need(resources: str) -> Translation:
+    return parse_file(f"run: x\nnum_nodes: 1\nresources: {resources}")
+
+
+def test_a_whole_task() -> None:
+    found = parse_file(FULL)
+    task = found.task
+    assert task is not None
+    assert (found.kind, found.what, found.refused) == ("SkyPilot", "task", ())
+    assert (task.name, task.nodes, task.image) == ("train-it", 2, "nvcr.io/nvidia/pytorch:24.05-py3")
+    assert (task.run, task.setup) == ("torchrun train.py\n", "pip install torch\n")
+    assert task.env == {"WHICH": "model", "COUNT": "8", "SWITCH": "False", "RATIO": "1.5"}
+    assert task.secrets == ("TOKEN", "HF_TOKEN")
+    assert task.workdir == Workdir(path="src/model")
+    assert (task.tags, task.priority, task.retry) == ({"team": "vision"}, 20, Retry(exit=3))
+    wish = task.resources
+    assert wish.accelerators == (
+        AcceleratorNeed(name="A100", count_min=8, memory_min_mib=81_920, memory_max_mib=81_920),
+    )
+    assert (wish.cpus_min, wish.cpus_max) == (32, None)
+    assert (wish.memory_min_mib, wish.memory_max_mib) == (262_144, 262_144)
+    assert (wish.disk_gib, wish.spot, wish.max_rate) == (1024, SpotPolicy.ONLY, HourlyRate(12_500_000))
+    assert (wish.providers, wish.regions) == (("aws",), ("us-east-1",))
+    assert keys(found, refused=False) == ["name", "resources.job_recovery", "envs.TOKEN", "secrets.HF_TOKEN"]
+
+
+def test_a_file_without_a_name_gets_the_file_s() -> None:
+    assert parse_task("run: x\nnum_nodes: 1", file="/a/My Train.sky.yaml").name == "my-train"
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ("H100:8", [("H100", 8)]),
+        ("{H100: 8}", [("H100", 8)]),
+        ("{L4:8, A10g:4}", [("L4", 8), ("A10G", 4)]),
+        ("MI300:8", [("MI300X", 8)]),
+        ("tpu-v5litepod-8", [("TPU-v5e", 8)]),
+        ("80GB+", [("gpu", 1)]),
+        ("NVIDIA:24GB:2", [("nvidia", 2)]),
+    ],
+)
+def test_accelerators(written: str, names: list[tuple[str, int]]) -> None:
+    task = need(f"{{accelerators: {written}}}").task
+    assert task is not None
+    assert [(each.name, each.count_min) for each in task.resources.accelerators] == names
+
+
+def test_a_bare_a100_is_the_small_one() -> None:
+    task = need("{accelerators: A100}").task
+    assert task is not None
+    assert task.resources.accelerators[0].memory_max_mib == 40_960
+
+
+def test_alternatives_that_are_one_wish() -> None:
+    found = need(
+        "{cpus: 4, any_of: [{infra: aws/us-east-1, use_spot: true}, {infra: aws/us-east-1, use_spot: false}, "
+        "{infra: gcp/us-central1, use_spot: true}, {infra: gcp/us-central1, use_spot: false}]}"
+    )
+    assert found.task is not None
+    assert found.refused == ()
+    wish = found.task.resources
+    assert (wish.spot, wish.providers, wish.regions) == (SpotPolicy.AUTO, ("aws", "gcp"), ("us-east-1", "us-central1"))
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        "{any_of: [{infra: aws, accelerators: A10G}, {infra: gcp, accelerators: L4}]}",
+        "{any_of: [{cpus: 4}, {cpus: 8}]}",
+        "{any_of: [{infra: aws/us-east-1}, {infra: gcp}]}",
+        "{ordered: [{infra: aws}, {infra: gcp}]}",
+        "{accelerators: [A100, H100]}",
+        "{accelerators: H100:0.5}",
+        "{accelerators: H1000:8}",
+        "{infra: aws/us-east-1/us-east-1a}",
+        "{ports: 8080}",
+        "{disk_tier: ultra}",
+        "{image_id: ami-123}",
+        "{memory: 4x}",
+        "{priority: 500}",
+        "{local_disk: nvme}",
+        "{accelerators: tpu-v4-32}",
+    ],
+)
+def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
+    found = need(resources)
+    assert found.refused
+    assert all(each.line == 3 and each.key.startswith("resources") and each.reason for each in found.refused)
+    with pytest.raises(SpecError, match=r"task\.yaml:3:\d+: `resources.* of this SkyPilot file is not honoured: "):
+        parse_task(f"run: x\nnum_nodes: 1\nresources: {resources}")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("service: {readiness_probe: /health, replicas: 2}", "service"),
+        ("pool: {workers: 2}", "pool"),
+        ("file_mounts: {/data: s3://bucket}", "file_mounts./data"),
+        ("file_mounts: {/data: {name: b, mode: MOUNT}}", "file_mounts./data"),
+        ("volumes: {/data: vol}", "volumes"),
+        ("config: {kubernetes: {pod_config: {}}}", "config"),
+        ("secrets: {A: open}", "secrets.A"),
+        ("workdir: {url: https://x/y.git, ref: main}", "workdir"),
+        ("workdir: ~/src", "workdir"),
+        ("run:", "run"),
+    ],
+)
+def test_other_keys_are_kept_with_their_place(line: str, key: str) -> None:
+    rest = "" if line.startswith("run") else "\nrun: x"
+    found = parse_file(f"num_nodes: 1\n{line}{rest}")
+    assert next((each.key, each.line) for each in found.refused) in ((key, 2), (key, 1))
+
+
+def test_notes_do_not_stop_a_run() -> None:
+    text = "run: x\nresources: {cpus: 1, disk_tier: best, network_tier: best, autostop: 10m}\ninputs: {s3://a: 1.0}"
+    assert keys(parse_file(text), refused=False) == [
+        "resources.disk_tier",
+        "resources.network_tier",
+        "resources.autostop",
+        "inputs",
+    ]
+    assert parse_task(text).resources.cpus_min == 1
+
+
+def test_pipelines_and_groups_are_kept_whole() -> None:
+    pipeline = parse_file("name: p\n---\nrun: a\nnum_nodes: 2\n---\nname: b\nrun: b")
+    assert (pipeline.what, pipeline.task) == ("pipeline", None)
+    assert [(task.name, task.run, task.nodes) for task in pipeline.tasks] == [("p-0", "a", 2), ("b", "b", 1)]
+    assert keys(pipeline, refused=True) == ["---"]
+    group = parse_file("name: g\nexecution: parallel\nprimary_tasks: [a]\n---\nname: a\nrun: x\n---\nname: b\nrun: y")
+    assert (group.what, len(group.tasks), "---" in keys(group, refused=True)) == ("job group", 2, True)
+    single = parse_file("name: p\n---\nrun: a\nnum_nodes: 2")
+    assert single.task is not None
+    assert (single.task.name, single.refused) == ("p-0", ())
+
+
+def test_a_volume_is_kept() -> None:
+    found = parse_file("name: v\ntype: k8s-pvc\ninfra: k8s\nsize: 10Gi")
+    assert (found.what, found.tasks, keys(found, refused=True)) == ("volume", (), ["type"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("num_nodes: two\nrun: x", "1:12: `num_nodes`: the text 'two' is not a whole number"),
+        ("num_nodes: 0\nrun: x", "1:12: `num_nodes`: 0 is too small"),
+        ("num_node: 2\nrun: x\nenvs: {}", "1:1: unknown key 'num_node'"),
+        ("run: [a]\nenvs: {}", "1:6: `run` is a list"),
+        ("run: 8\nenvs: {}", "1:6: `run`: the number 8 is not a text"),
+        ("run: x\nresources: {cpus: many}", "2:19: `resources.cpus`: cannot use the text 'many'"),
+        ("run: x\nresources: {cpus: -1}", "2:19: `resources.cpus`: cannot use the number -1"),
+        ("run: x\nresources: {cpus: 1, memory: 8QB}", "2:30: `resources.memory`: cannot use the text '8QB'"),
+        (
+            "run: x\nresources: {use_spot: 'yes'}",
+            "2:23: `resources.use_spot`: the text 'yes' is neither true nor false",
+        ),
+        ("run: x\nresources: {cloud: awz}", "2:20: `resources.cloud`: 'awz' is no choice here; did you mean aws?"),
+        ("run: x\nresources: {infra: awz/us}", "2:20: `resources.infra`: no cloud is called 'awz'; did you mean aws?"),
+        ("run: x\nresources: {accelerators: 'H100:a'}", "2:27: `resources.accelerators`: cannot use 'H100:a'"),
+        (
+            "run: x\nresources: {accelerators: {H100: -1}}",
+            "2:34: `resources.accelerators.H100`: -1 is too small",
+        ),
+        ("run: x\nresources: {cpus: 1, spot_recovery: a}", "2:22: unknown key 'spot_recovery' in `resources`"),
+        ("run: x\nresources: {ports: 99999}", "2:20: `resources.ports`: cannot use the number 99999"),
+        ("run: x\nresources: {infra: aws, region: us}", "2:33: `region` and `infra` are both there"),
+        ("run: x\nresources: {any_of: [{cpu: 4}]}", "2:23: unknown key 'cpu' in `resources.any_of[0]`"),
+        ("run: x\nresources: {any_of: [], ordered: []}", "2:34: `any_of` and `ordered` are both there"),
+        ("run: x\nenvs: {1A: b}", "2:8: '1A' cannot be a key in `envs`"),
+        ("run: x\nenvs: {}\nrun: y", "3:1: the key 'run' is there twice"),
+        ("run: x\nservice: {readiness_probe: health}", "2:28: `service.readiness_probe`: cannot use 'health'"),
+        ("run: x\npool: {}", "2:7: the pool has no size"),
+        (
+            "run: x\nservice: {replica_policy: {min_replicas: 1, max_replicas: 2}}",
+            "2:27: a number of replicas that varies needs a goal",
+        ),
+        ("run: x\nfile_mounts: {/a: {mode: MOUTN}}", "2:26: `file_mounts./a.mode`: 'MOUTN' is no choice here"),
+        ("run: x\nfile_mounts: {/a: 5}", "2:19: `file_mounts./a`: the number 5 is not a text"),
+        ("name: a\nexecution: parallel\n---\nrun: x", "4:1: a job of a group needs a name"),
+        ("run: x\nresources: {accelerators: tpu-v4-8, infra: aws}", "2:27: tpu-v4-8 is a TPU, which aws does not have"),
+    ],
+)
+def test_every_mistake_has_its_place(text: str, said: str) -> None:
+    found = wrong(text)
+    assert len(found) == 1
+    assert found[0].startswith(said)
+
+
+def test_parameters_are_ours_alone() -> None:
+    with pytest.raises(SpecError, match="this SkyPilot file declares no parameter lr"):
+        parse_task("run: x\nnum_nodes: 1", params={"lr": "1"})
+
+
+def test_recovery_on_exit_codes() -> None:
+    task = need("{cpus: 1, job_recovery: {recover_on_exit_codes: [33, 34]}}").task
+    assert task is not None
+    assert task.retry == Retry(exit=None, exit_codes=(33, 34))
+    assert task.grace == timedelta(seconds=10)
