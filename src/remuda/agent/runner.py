@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
 KILL_WAIT_S = 30.0  # how long the kernel may take to end a killed process before the node counts as broken
 FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
+SIGNAL_WAIT_S = 0.5  # how long a failed work's own signal is waited for
 DELIVER_S = 20.0  # how long one that only delivers tries
 
 
@@ -204,7 +205,13 @@ class Runner:
         """The work has ended and no process of it is left."""
         if self._dismissed:
             self._leave()
-            return
+        elif code and self._ending is None and self._config.taken is not None:
+            # Batch systems signal the work together with its agent: the work may be gone before we hear why.
+            self._loop.after(SIGNAL_WAIT_S, lambda: self._ran(code, oom_kills))
+        else:
+            self._ran(code, oom_kills)
+
+    def _ran(self, code: int, oom_kills: int) -> None:
         outcome, code, reason = judge(code, self._ending)
         if oom_kills and outcome == "exit":
             reason = f"out of memory: the work used more than its {self._config.memory_mib} MiB, and was killed"

@@ -34,6 +34,8 @@ _AT_ONCE = timedelta(0)
 
 _TOLD_BY_THE_JOB = frozenset({Outcome.SUCCEEDED, Outcome.STOPPED})
 
+_STARTS = ", expected to start"
+
 Notify = Callable[[str, str], None]  # job id, what happened: finish, failure, budget
 
 
@@ -217,6 +219,7 @@ class JobReconciler:
         action = decide_attempt(self._attempt_view(scene, attempt), now)
         match action:
             case gangs.LookAgain():
+                self._tell_wait(scene, attempt, now)
                 return action.after
             case gangs.Launch():
                 await self._launch(scene, attempt)
@@ -233,6 +236,21 @@ class JobReconciler:
             case _:
                 assert_never(action)
         return None
+
+    def _tell_wait(self, scene: Scene, attempt: Attempt, now: datetime) -> None:
+        """Why a gang waits in its place's own queue, and until when the place thinks that it does."""
+        seen = self._remember(attempt).seen
+        if attempt.phase is not AttemptPhase.BOOTING or not isinstance(seen, GangSeen):
+            return
+        if seen.state is not GangState.QUEUED:
+            return
+        why = f"waits at {attempt.offer.provider}: {seen.reason or 'in its queue'}"
+        text = f"{why}{_STARTS} {seen.eta:%Y-%m-%d %H:%M} UTC" if seen.eta is not None and seen.eta > now else why
+        if attempt.reason != text:
+            if attempt.reason.partition(_STARTS)[0] != why:
+                scene.tell(now, "waits", text, attempt.number)
+            scene.put_attempt(replace(attempt, reason=text))
+            scene.put_job(replace(scene.job, reason=text))
 
     def _attempt_view(self, scene: Scene, attempt: Attempt) -> AttemptView:
         memory = self._remember(attempt)
@@ -274,6 +292,7 @@ class JobReconciler:
     async def _spec(self, scene: Scene, attempt: Attempt) -> GangSpec:
         job = scene.job
         holds: tuple[Hold, ...] = ()
+        longest = job.task.limits.duration
         if attempt.offer.shared:
             mine = [hold for hold in await self._store.holds() if hold.gang == attempt.gang]
             holds = tuple(sorted(mine, key=lambda hold: hold.rank))
@@ -284,6 +303,7 @@ class JobReconciler:
             nodes=attempt.nodes,
             carrier=self._out.carrier(attempt.gang),
             lease=first_lease(job, attempt),
+            longest=None if longest is None else max(_AT_ONCE, longest - scene.ran(self._clock.now())),
             holds=holds,
             labels={**job.task.tags, "project": job.project, "job": job.name},
             grace=job.task.grace,

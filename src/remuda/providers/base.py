@@ -112,6 +112,7 @@ class GangSpec:
     nodes: int
     carrier: Carrier
     lease: timedelta  # how long an agent works on without hearing from the control plane
+    longest: timedelta | None = None  # the work is ended when it has run so long; None: nobody knows how long it runs
     holds: Sequence[Hold] = ()  # by rank, on shared hosts
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
     grace: timedelta = timedelta(seconds=10)

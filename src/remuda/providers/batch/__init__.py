@@ -1,0 +1,1 @@
+"""What places with a batch system share: a seat on the login node, the shared folder, the agents' mail; no provider."""

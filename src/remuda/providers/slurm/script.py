@@ -1,0 +1,103 @@
+"""The batch job of one gang: the options of sbatch, and the script that it reads from its input."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from remuda.providers.base import GangSpec
+from remuda.providers.slurm.cluster import Partition, gres_of
+
+# The folder `started` is made by one job only: should a lost reply ever lead to a second job of this gang, or Slurm
+# run this one again, it leaves at once. `begun` and `end` are for jobs that slurmctld has forgotten.
+_SCRIPT = """#!/bin/sh
+# Remuda: one agent on each node of {name}; see docs/guides/slurm.md.
+umask 077
+cd {folder} || exit 0
+[ -e removing ] && exit 0
+mkdir started || exit 0
+[ -e job ] || {{ echo "$SLURM_JOB_ID" > .job.$$ && mv .job.$$ job; }}
+echo "$(date +%s) $SLURM_JOB_NODELIST" > .begun && mv .begun begun
+if ! {python} -c 'import sys; sys.exit(sys.version_info < (3, 8))'; then
+    echo "$(hostname) has no Python 3.8 or newer as {shown}; name one by the setting python" > refusal
+    exit 78
+fi
+unset SLURM_TIME_FORMAT
+srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=0 \\
+    --mpi=none --unbuffered sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent.pyz" "$2" "$SLURM_PROCID"' \\
+    {python} {agent} {folder}
+code=$?
+echo "$code $(date +%s)" > .end && mv .end end
+exit $code
+"""
+
+
+_PREPARATION = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the settings say of every job."""
+
+    account: str
+    qos: str
+    options: Sequence[str]
+    python: str
+    warning_s: int
+
+
+def make_options(gang: GangSpec, partition: Partition, comment: str, folder: str, wishes: Wishes) -> Sequence[str]:
+    """What sbatch is asked for. Remuda's own words come last, so that more options cannot undo them."""
+    offer = gang.offer
+    options = [
+        f"--partition={partition.name}",
+        *([f"--account={wishes.account}"] if wishes.account else []),
+        *([f"--qos={wishes.qos}"] if wishes.qos else []),
+        f"--time={format_length(_time_limit(gang, partition))}",
+        *wishes.options,
+        f"--job-name={gang.name}",
+        f"--comment={comment}",
+        f"--nodes={gang.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={max(1, int(offer.vcpus))}",
+        f"--mem={offer.memory_mib}M",
+        f"--signal=USR1@{wishes.warning_s}",
+        "--no-requeue",
+        "--export=ALL",
+        f"--chdir={folder}",
+        f"--output={folder}/batch.log",
+        "--open-mode=append",
+    ]
+    gres = gres_of(offer)
+    return [*options, f"--gres={gres}"] if gres else options
+
+
+def _time_limit(gang: GangSpec, partition: Partition) -> timedelta | None:
+    """What the work needs at most, and an hour for folders and setups; the partition's longest where nobody knows.
+
+    Never the partition's default, which is meant for those who forgot to ask and would cut long work into pieces.
+    """
+    if gang.longest is None:
+        return partition.longest
+    wanted = gang.longest + gang.grace + _PREPARATION
+    return wanted if partition.longest is None else min(wanted, partition.longest)
+
+
+def make_script(gang: GangSpec, agent: str, folder: str, python: str) -> str:
+    return _SCRIPT.format(
+        name=gang.name,
+        folder=shlex.quote(folder),
+        agent=shlex.quote(agent),
+        python=shlex.quote(python),
+        shown=python.replace('"', ""),
+        nodes=gang.nodes,
+        cpus=max(1, int(gang.offer.vcpus)),
+    )
+
+
+def format_length(length: timedelta | None) -> str:
+    """As Slurm reads it, in whole minutes."""
+    if length is None:
+        return "UNLIMITED"
+    minutes = max(1, length // timedelta(minutes=1))
+    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"

@@ -1,0 +1,253 @@
+"""The Slurm provider keeps the contract, on a real cluster."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.system.slurm import Cluster, cluster_at, why_not
+
+from remuda.domain.offers import Purchase
+from remuda.domain.tasks import Task
+from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, ProviderContext, Refused, TryAgain
+from remuda.providers.contract import Place, ProviderContract, Stage
+from remuda.providers.slurm import MANIFEST
+from remuda.providers.slurm.commands import Unsure
+from remuda.providers.slurm.provider import SlurmProvider
+
+pytestmark = pytest.mark.system
+
+STAND_IN = Path(__file__).with_name("agent_stand_in.py")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with cluster_at(tmp_path_factory.mktemp("slurm")) as made, slurm_environment(made):
+        yield made
+
+
+@contextmanager
+def slurm_environment(cluster: Cluster) -> Iterator[None]:
+    """Slurm's commands speak to this cluster while the block runs."""
+    wanted = {name: cluster.environ[name] for name in ("SLURM_CONF", "PATH")}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+class SlurmPlace:
+    """A cluster with a stand-in for the agent; `later` shifts the providers' clock."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.later = timedelta(0)
+        self.providers: list[SlurmProvider] = []
+        self.settings: dict[str, str | int | float | bool] = {"price_usd_gpu_hr": 2, "price_usd_node_hr": 6.4}
+
+    def provider(self, installation: str) -> SlurmProvider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.folder,
+            settings={"folder": str(self.folder / "shared"), **self.settings},
+            agent_archive=STAND_IN.read_bytes,
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        provider = SlurmProvider(MANIFEST, context)
+        self.providers.append(provider)
+        return provider
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(60):
+            while not await self._settled():
+                await asyncio.sleep(0.05)
+
+    async def _settled(self) -> bool:
+        for provider in self.providers:
+            for gang in await provider.gangs():
+                folder = self.gang_folder(gang.name)
+                up = gang.nodes and all((folder / str(node.rank) / "lock").exists() for node in gang.nodes)
+                if gang.state is not GangState.ENDED and (not up or (folder / "removing").exists()):
+                    return False
+        return True
+
+    def gang_folder(self, name: str) -> Path:
+        found = list(self.folder.glob(f"shared/*/gangs/{name}"))
+        return found[0] if found else self.folder / "none"
+
+    async def end(self, gang: str) -> None:
+        for rank in self.gang_folder(gang).iterdir():
+            if rank.is_dir() and rank.name.isdigit():
+                (rank / "finish").touch()
+        async with asyncio.timeout(60):
+            for provider in self.providers:
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.05)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length
+
+
+class TestSlurm(ProviderContract):
+    @pytest.fixture
+    def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[Place]:
+        yield SlurmPlace(cluster, tmp_path)
+        cluster.until(lambda: not cluster.jobs("PD,R,CG"))
+
+    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+        assert isinstance(provider, SlurmProvider)
+        submit = provider.slurm.submit
+
+        async def lost(options: Sequence[str], script: str) -> str:
+            await submit(options, script)
+            raise Unsure("the answer was lost")
+
+        provider.slurm.submit = lost  # type: ignore[method-assign]
+        try:
+            await provider.launch(gang)
+        finally:
+            provider.slurm.submit = submit  # type: ignore[method-assign]
+
+    def test_a_second_job_of_a_gang_does_nothing(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            provider = stage.ours
+            assert isinstance(provider, SlurmProvider)
+            submit, jobs = provider.slurm.submit, []
+
+            async def twice(options: Sequence[str], script: str) -> str:
+                jobs.extend([await submit(options, script), await submit(options, script)])
+                return str(jobs[0])
+
+            provider.slurm.submit = twice  # type: ignore[method-assign]
+            gang = await stage.spec("fenced")
+            await provider.launch(gang)
+            await stage.place.settle()
+            place.cluster.until(lambda: "COMPLETED" in [place.cluster.job(job) for job in jobs])
+            assert (await stage.one(gang.name)).state is GangState.RUNNING
+            assert len(list(place.gang_folder(gang.name).glob("*/starts"))) == 1
+
+        play(story)
+
+    def test_a_submission_that_may_be_under_way_is_not_repeated(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            provider = stage.ours
+            assert isinstance(provider, SlurmProvider)
+            submit = provider.slurm.submit
+
+            async def hang(options: Sequence[str], script: str) -> str:
+                raise Unsure("no answer")
+
+            gang = await stage.spec("unsure")
+            provider.slurm.submit = hang  # type: ignore[method-assign]
+            with pytest.raises(TryAgain):
+                await provider.launch(gang)
+            provider.slurm.submit = submit  # type: ignore[method-assign]
+            with pytest.raises(TryAgain, match="under way"):
+                await provider.launch(gang)
+            assert await provider.gangs(gang.name) == []
+            await place.wait(timedelta(minutes=2))
+            await provider.launch(gang)
+            await place.settle()
+            assert (await stage.one(gang.name)).state is GangState.RUNNING
+
+        play(story)
+
+    def test_offers_are_the_partitions_and_their_shapes(self, play) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            offers = await stage.ours.offers()
+            whole = [offer for offer in offers if offer.accelerator_count == 8]
+            assert {(o.zone, o.accelerator, o.purchase) for o in whole} == {
+                ("main", "H100", Purchase.ON_DEMAND),
+                ("main", "A100", Purchase.ON_DEMAND),
+                ("spot", "H100", Purchase.SPOT),
+                ("spot", "A100", Purchase.SPOT),
+            }
+            assert {(o.vcpus, o.memory_mib, o.rate.usd) for o in whole} == {(64, 512000, 16)}
+            (one,) = [o for o in offers if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", 1)]
+            assert (one.vcpus, one.memory_mib, one.rate.usd) == (8, 64000, 2)
+            (four,) = [o for o in offers if (o.zone, o.vcpus, o.accelerator_count) == ("main", 4, 0)]
+            assert float(four.rate.usd) == pytest.approx(0.4)
+            assert all(offer.capacity is None for offer in offers)
+
+        play(story)
+
+    def test_without_its_queue_capacity_is_what_is_idle(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
+        place.settings["queue"] = False
+
+        async def story(stage: Stage) -> None:
+            provider = stage.make("contract-installation-ours")
+
+            async def idle(count: int) -> int | None:
+                offers = await provider.offers()
+                (found,) = [
+                    o for o in offers if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", count)
+                ]
+                return found.capacity
+
+            assert (await idle(8), await idle(1)) == (2, 2)
+            gang = await stage.spec("one")
+            offers = await provider.offers()
+            offer = next(o for o in offers if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", 1))
+            await stage.ours.launch(replace(gang, offer=offer))
+            await stage.place.settle()
+            assert (await idle(8), await idle(1)) == (1, 2)
+
+        play(story)
+
+    def test_what_sbatch_says_is_told(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
+        place.settings["sbatch_options"] = "--reservation=no-such"
+
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("refused")
+            with pytest.raises(Refused, match="reservation"):
+                await stage.make("contract-installation-ours").launch(gang)
+            assert await stage.ours.gangs(gang.name) == []
+            place.settings.clear()
+            whole = next(o for o in await stage.ours.offers() if o.accelerator_count == 8)
+            with pytest.raises(NoCapacity):
+                await stage.make("contract-installation-ours").launch(
+                    replace(gang, name=stage.name("large"), offer=whole, nodes=9)
+                )
+            assert await stage.ours.gangs(stage.name("large")) == []
+
+        play(story)
+
+    def test_an_image_is_refused_with_its_reason(self, play) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            assert isinstance(stage.ours, SlurmProvider)
+            (reason,) = stage.ours.check(Task(name="boxed", run="true", image="box:1"))
+            assert reason.startswith("image: ")
+
+        play(story)
+
+    def test_the_token_is_in_no_script_and_no_argument(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("secret")
+            gang = replace(gang, carrier=replace(gang.carrier, token="tell-nobody"))
+            await stage.ours.launch(gang)
+            await stage.place.settle()
+            seen = await stage.one(gang.name)
+            told = place.cluster.run("scontrol", "show", "job", "-d", seen.engine_id)
+            told += place.cluster.run("scontrol", "write", "batch_script", seen.engine_id, "-")
+            assert gang.name in told
+            assert "tell-nobody" not in told
+            holders = [p for p in place.gang_folder(gang.name).rglob("*") if p.is_file() and _holds(p)]
+            assert {path.name for path in holders} == {"config.json"}
+            assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
+            assert (place.folder / "shared").stat().st_mode & 0o077 == 0
+
+        play(story)
+
+
+def _holds(path: Path) -> bool:
+    return b"tell-nobody" in path.read_bytes()

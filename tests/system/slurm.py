@@ -1,0 +1,253 @@
+"""A real Slurm cluster on this machine: four nodes with eight pretended GPUs each, and a partition that is preempted.
+
+The daemons are Debian's. Every node is a slurmd of its own; the GPUs are copies of /dev/null, which is enough for
+Slurm to hand them out. `python -m tests.system.slurm up FOLDER` leaves one running for trying things out.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PATIENCE_S = 90.0
+NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
+
+_CONF = """
+ClusterName=meadow
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmctldPort={port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SchedulerType=sched/backfill
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=gpu
+MpiDefault=none
+SwitchType=switch/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SlurmctldTimeout=30
+SlurmdTimeout=10
+MinJobAge={min_job_age}
+InactiveLimit=0
+KillWait=5
+SchedulerParameters=sched_interval=1,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
+SlurmdParameters=config_overrides
+NodeName=gpu1 {node} Port={port1} Gres=gpu:h100:8
+NodeName=gpu2 {node} Port={port2} Gres=gpu:h100:8
+NodeName=gpu3 {node} Port={port3} Gres=gpu:a100:8
+NodeName=gpu4 {node} Port={port4} Gres=gpu:a100:8
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=spot Nodes=ALL MaxTime=2-00:00:00 State=UP PriorityTier=1 PreemptMode=REQUEUE
+"""
+_GRES = """
+NodeName=gpu[1-2] Name=gpu Type=h100 File={folder}/dev/nvidia[0-7]
+NodeName=gpu[3-4] Name=gpu Type=a100 File={folder}/dev/nvidia[0-7]
+"""
+
+
+def why_not() -> str | None:
+    """Why no cluster can be made here; installs Debian's packages where that is all that is missing."""
+    if os.getuid() != 0:
+        return "Slurm's daemons are started by root here, and this is not root"
+    if not all(shutil.which(tool, path=_path()) for tool in ("slurmctld", "slurmd", "sbatch", "munged")):
+        if shutil.which("apt-get") is None:
+            return "Slurm is not installed, and there is no apt-get to install it"
+        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]):
+            done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=600)
+            if done.returncode:
+                return f"Slurm could not be installed: {done.stderr.strip()[-300:]}"
+    return None
+
+
+class Cluster:
+    """One running cluster below a folder."""
+
+    def __init__(self, folder: Path, *, min_job_age: int = 300) -> None:
+        self.folder = folder
+        self.min_job_age = min_job_age
+        self.conf = folder / "slurm.conf"
+        self.munge = folder / "munge"
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "PATH": _path(), "SLURM_CONF": str(self.conf)}
+
+    def up(self) -> None:
+        for name in ("state", "log", "run", "dev", "munge", *(f"spool/{node}" for node in NODES)):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(8):
+            path = self.folder / "dev" / f"nvidia{number}"
+            if not path.exists():
+                os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        ports = dict(zip(("port", "port1", "port2", "port3", "port4"), _free_ports(5), strict=True))
+        values = {"folder": self.folder, "host": socket.gethostname().split(".")[0], "min_job_age": self.min_job_age}
+        values["node"] = f"NodeHostname={values['host']} NodeAddr=127.0.0.1 CPUs=64 RealMemory=512000"
+        self.conf.write_text(_CONF.format(**values, **ports))
+        (self.folder / "gres.conf").write_text(_GRES.format(**values))
+        self._start_munge()
+        self.start("slurmctld")
+        for node in NODES:
+            self.start(node)
+        self.until(lambda: self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split() == ["idle"] * 4)
+
+    def down(self) -> None:
+        for row in self.jobs():
+            self.run("scancel", "--full", "-s", "KILL", row, check=False)
+        for name in reversed(list(self._daemons)):
+            self.kill(name)
+        for pid in _processes(str(self.folder)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def start(self, name: str) -> None:
+        """Start slurmctld, or the slurmd of a node."""
+        command = ["slurmctld", "-D"] if name == "slurmctld" else ["slurmd", "-D", "-N", name]
+        with open(self.folder / "log" / f"{name}.out", "ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ, start_new_session=True
+            )
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        daemon = self._daemons.pop(name)
+        daemon.send_signal(number)
+        daemon.wait(PATIENCE_S)
+
+    def kill_node(self, node: str) -> None:
+        """The death of a node: its daemon and all of its jobs' processes, at once and without a word."""
+        self.kill(node)
+        parents = dict(_parents())
+        doomed = set(_marked(f"SLURMD_NODENAME={node}"))
+        doomed |= {parents[pid] for pid in doomed if pid in parents and _is_step_daemon(parents[pid])}
+        while more := {pid for pid, parent in parents.items() if parent in doomed} - doomed:
+            doomed |= more
+        for pid in doomed:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def run(self, *command: str, stdin: str = "", check: bool = True) -> str:
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, env=self.environ, timeout=PATIENCE_S, check=False
+        )
+        assert not check or done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def jobs(self, states: str = "all") -> Sequence[str]:
+        """The ids of the jobs in these states."""
+        return self.run("squeue", "-h", "-t", states, "-o", "%i", check=False).split()
+
+    def job(self, job: str, field: str = "%T") -> str:
+        return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", field, check=False).strip()
+
+    def until(self, true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+        give_up = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < give_up, f"never happened; jobs:\n{self.run('squeue', '-t', 'all', check=False)}"
+            time.sleep(0.05)
+
+    def _start_munge(self) -> None:
+        key = self.munge / "key"
+        key.write_bytes(os.urandom(128))
+        shutil.chown(self.munge, "munge", "munge")
+        shutil.chown(key, "munge", "munge")
+        self.munge.chmod(0o755)
+        key.chmod(0o400)
+        path = self.folder
+        while path != Path("/"):  # the daemon is not root, and pytest's folders are their user's only
+            if not path.stat().st_mode & 0o001:
+                path.chmod(path.stat().st_mode | 0o011)
+            path = path.parent
+        names = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
+        options = [f"--{option}={self.munge}/{name}" for option, name in names.items()]
+        with open(self.folder / "log" / "munged.out", "ab") as log:
+            self._daemons["munge"] = subprocess.Popen(
+                ["runuser", "-u", "munge", "--", "munged", "--foreground", "--force", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environ,
+                start_new_session=True,
+            )
+        self.until((self.munge / "socket").exists)
+
+
+@contextmanager
+def cluster_at(folder: Path, *, min_job_age: int = 300) -> Iterator[Cluster]:
+    """A cluster for the length of a block; nothing of it is left afterwards."""
+    cluster = Cluster(folder, min_job_age=min_job_age)
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()
+
+
+def _path() -> str:
+    return os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _processes(*words: str) -> list[int]:
+    """The processes in whose command line all of the words stand."""
+    return [pid for pid, text in _proc("cmdline") if all(word.encode() in text for word in words)]
+
+
+def _marked(variable: str) -> list[int]:
+    return [pid for pid, text in _proc("environ") if variable.encode() in text.split(b"\0")]
+
+
+def _is_step_daemon(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd")
+    return False
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for pid, text in _proc("stat"):
+        yield pid, int(text.rpartition(b")")[2].split()[1])
+
+
+def _proc(file: str) -> Iterator[tuple[int, bytes]]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with suppress(OSError):
+                yield int(entry), Path(f"/proc/{entry}/{file}").read_bytes()
+
+
+if __name__ == "__main__":
+    made = Cluster(Path(sys.argv[2]))
+    made.up()
+    print(f"export SLURM_CONF={made.conf}")
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    made.down()
