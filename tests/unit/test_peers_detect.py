@@ -30,6 +30,8 @@ def find(text: str) -> Dialect:
         ("num_nodes: 2\nrun: x", Dialect.SKYPILOT),
         ("run: echo ${SKYPILOT_NODE_RANK}", Dialect.SKYPILOT),
         ("run: x\nenvs: {A: b}", Dialect.SKYPILOT),
+        ("run: x\nsecrets: {A: b}", Dialect.SKYPILOT),
+        ("run: x\nsecrets: [A]", Dialect.REMUDA),
         ("name: a\n---\nrun: x\nresources: {cpus: 1}", Dialect.SKYPILOT),
         ("name: a\nexecution: parallel\n---\nname: b\nrun: x", Dialect.SKYPILOT),
         ("name: v\ntype: k8s-pvc\nsize: 10Gi", Dialect.SKYPILOT),

@@ -1,6 +1,7 @@
 """What is put before the author's commands sets the variables, in bash and in plain sh; and what the CLI says."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,10 @@ from click.testing import CliRunner
 from remuda.cli.plan import command as plan
 from remuda.cli.validate import command as validate
 from remuda.spec import parse_task
+from remuda.spec.peers.dstack.rules import RUN as DSTACK
+from remuda.spec.peers.prologue import VARIABLES
+from remuda.spec.peers.skypilot.needs import NEEDS
+from remuda.spec.peers.skypilot.rules import TASK_KEYS as SKYPILOT
 
 NODE = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -126,3 +131,11 @@ def test_a_plan_needs_one_task(folder: Path) -> None:
     result = CliRunner().invoke(plan, ["a.dstack.yml"])
     assert result.exit_code != 0
     assert "a fleet of dstack and describes nothing that runs" in str(result.exception) + result.output
+
+
+def test_the_guide_names_every_key_and_variable() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "from-skypilot-and-dstack.md").read_text()
+    internal = ("file_mounts_mapping", "volume_mounts", "ephemeral_storage")
+    keys = {*SKYPILOT, *NEEDS.fields, *DSTACK} | {name for table in VARIABLES.values() for name in table}
+    words = set(re.findall(r"\w+", guide))
+    assert sorted(key for key in keys if key not in words and key[0] != "_" and key not in internal) == []

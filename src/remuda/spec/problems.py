@@ -150,7 +150,10 @@ def listed(words: Iterable[str], last: str = "or") -> str:
 
 def slug(text: str) -> str:
     """The name of [a-z0-9-] closest to `text`; "" where nothing of it can stay."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-")
+    from unicodedata import combining, normalize
+
+    letters = "".join(char for char in normalize("NFKD", text) if not combining(char))  # ü becomes u
+    return re.sub(r"[^a-z0-9]+", "-", letters.lower()).strip("-")[:63].strip("-")
 
 
 def shown(text: str, limit: int = 40) -> str:

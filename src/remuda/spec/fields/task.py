@@ -334,7 +334,7 @@ INPUTS = Field(
 OUTPUTS = Field(
     name="outputs",
     kind=ListOf(item=OUTPUT),
-    help="What to copy back after the work has ended. Local paths only.",
+    help="What to copy back after the work has ended with exit code 0. Local paths only.",
     example="outputs: [{source: results, target: /data/results}]",
 )
 CHECKPOINT_FIELD = Field(

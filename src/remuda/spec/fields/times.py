@@ -33,12 +33,17 @@ def length_kind(low: timedelta = timedelta(milliseconds=1), high: timedelta = _L
     def parse(node: ScalarNode) -> timedelta:
         length = read_length(node)
         if length < low:
-            raise Wrong(f"{shown(node.text)} is too short", expected=f"at least {format_duration(low)}")
+            raise Wrong(f"{shown(node.text)} is too short", expected=f"at least {_exact(low)}")
         if length > high:
             raise Wrong(f"{shown(node.text)} is too long", expected=f"at most {format_duration(high)}")
         return length
 
     return Value(words=LENGTH_WORDS, parse=parse, schema={"type": ["string", "number"]})
+
+
+def _exact(length: timedelta) -> str:
+    """A bound as it can be written; `format_duration` would round a millisecond to nothing."""
+    return "1ms, or leave it out" if timedelta(0) < length < timedelta(milliseconds=100) else format_duration(length)
 
 
 def read_time(text: str) -> datetime:

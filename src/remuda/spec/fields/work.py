@@ -74,8 +74,19 @@ SAMPLES = Field(
 
 
 def _check_rate_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}", name):
-        raise Wrong(f"{shown(name)} is no accelerator's name", expected="a name such as H100, or cpu")
+    """An accelerator's name or family, or cpu, alone or as NAME:COUNT; a rate under any other name would never count."""
+    from remuda.catalog.accelerators import find_accelerator, names_matching, suggest
+
+    what, colon, count = name.partition(":")
+    if colon and not re.fullmatch(r"[1-9][0-9]{0,4}", count):
+        raise Wrong(f"{shown(count)} is not a count", expected="a name such as H100 or H100:8, or cpu")
+    if what.lower() != "cpu" and find_accelerator(what) is None and names_matching(what) == {what}:
+        close = "cpu" if what.lower() == "cpus" else suggest(what)
+        raise Wrong(
+            f"{shown(what)} is no accelerator's name",
+            expected="a name such as H100 or H100:8, or cpu",
+            suggestion=f"did you mean {close}?" if close else "",
+        )
 
 
 RATES = Field(
@@ -86,7 +97,7 @@ RATES = Field(
         words="accelerator names, or cpu, each with the samples per second of one node",
         key_schema={"type": "string"},
     ),
-    help="Samples per second that you measured on one node, by the accelerator's name, or cpu.",
+    help="Samples per second that you measured on one node, by the accelerator's name or cpu, alone or with how many it had.",
     example="rates: {H100: 5200, cpu: 40}",
 )
 

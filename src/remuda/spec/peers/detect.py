@@ -68,7 +68,9 @@ def _find_one(node: "Node") -> Dialect:
     inner = {key.text for key, _ in needs.entries} if isinstance(needs, MapNode) else set()
     if keys & _OURS or inner & _OUR_NEEDS:
         return Dialect.REMUDA
-    if keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or _mentions(node):
+    # Ours are lists.
+    tables = [key for key in ("secrets", "inputs", "outputs") if isinstance(node.get(key), MapNode)]
+    if keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or tables or _mentions(node):
         return Dialect.SKYPILOT
     return Dialect.REMUDA
 
