@@ -9,6 +9,7 @@ and each difference in commands, environment and resources. Nothing of the tool 
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -143,7 +144,8 @@ def _is_number(text: str, value: float) -> bool:
 def compare_dstack(their: Facts, task: Task) -> list[tuple[str, object, object]]:
     """What a dstack run and ours say of the same."""
     need = task.resources
-    missing = [command for command in their["commands"] if command.strip() not in task.run]
+    there = (task.run, *shlex.split(task.run)) if their["entrypoint"] else (task.run,)
+    missing = [command for command in their["commands"] if not any(command.strip() in text for text in there)]
     spot = {SpotPolicy.ONLY: "spot", SpotPolicy.AUTO: "auto", SpotPolicy.NEVER: "on-demand"}[need.spot]
     env = {name: value for name, value in their["env"].items() if name not in task.secrets}
     return [

@@ -63,6 +63,7 @@ def read_dstack(path: str) -> Facts:
         "tasks": [
             {
                 "commands": list(getattr(found, "commands", [])),
+                "entrypoint": found.entrypoint,
                 "env": env,
                 "nodes": getattr(found, "nodes", None) or 1,
                 "cpus": [need.cpu.count.min, need.cpu.count.max],

@@ -33,7 +33,25 @@ ODD = (
 )
 VALUES = st.one_of(
     st.sampled_from(ODD.split()),
-    st.sampled_from(("", "9" * 400, "2024-13-45", "2024-01-01", "0b_", "=", "<<", "\x00", "\ud800", "[]", "{}", "- a")),
+    st.sampled_from(
+        (
+            "true",
+            "off",
+            "1.5",
+            "",
+            "9" * 400,
+            "2024-13-45",
+            "2024-01-01",
+            "0b_",
+            "=",
+            "<<",
+            "\x00",
+            "\ud800",
+            "[]",
+            "{}",
+            "- a",
+        )
+    ),
     st.text(max_size=12),
     st.integers().map(str),
     st.floats().map(str),

@@ -57,7 +57,7 @@ def range_shape(words: str, unit: Unit, item: Shape) -> OneOf:
     """A range as a text, a number, or a table of `min` and `max`."""
 
     def test(node: ScalarNode) -> str:
-        fits = (is_text(node) or isinstance(node.value, bool)) and read_range(_number(node), unit) is not None
+        fits = is_text(node) and read_range(str(node.value), unit) is not None
         return "" if fits else f"cannot use {shown(node.text)}"
 
     def check(table: MapNode, notes: Notes) -> None:
@@ -69,10 +69,6 @@ def range_shape(words: str, unit: Unit, item: Shape) -> OneOf:
 
     ends = {"min": optional(item), "max": optional(item)}
     return OneOf(shapes=(Scalar(words=words, test=test), Keys(fields=ends, rule=check)))
-
-
-def _number(node: ScalarNode) -> str:
-    return str(int(node.value)) if isinstance(node.value, bool) else str(node.value)
 
 
 WHOLE_RANGE = range_shape("a number or a range such as 2..8", to_int, text("a number", pattern=r"^[-+]?\d+$"))
@@ -203,7 +199,7 @@ def read_gpu(node: Node | None) -> Gpu | None:
 
 def _as_range(node: Node | None) -> str:
     if isinstance(node, ScalarNode):
-        return _number(node)
+        return str(node.value)
     return "" if node is None else f"{text_at(node, 'min') or ''}..{text_at(node, 'max') or ''}"
 
 

@@ -49,8 +49,8 @@ def choice(names: Iterable[str]) -> Scalar:
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """A number, or a text that is one."""
-    value = node.value
+    """A number, or a text that is one; true is neither here, though pydantic would take it for 1."""
+    value = None if isinstance(node.value, bool) else node.value
     if isinstance(value, str):
         try:
             value = float(value)
@@ -83,6 +83,8 @@ def whole(low: int | None = None, high: int | None = None) -> Scalar:
 
 def read_duration(node: ScalarNode) -> int | None:
     """Seconds of 90, "90", 1h or "10 m"; None where it is no such length."""
+    if isinstance(node.value, bool):
+        return None
     if isinstance(node.value, int | float) and abs(node.value) < 1e12:
         return int(node.value)
     match = _DURATION.fullmatch(node.text)

@@ -279,9 +279,7 @@ def _check_nodes(table: MapNode, notes: Notes) -> None:
 def _check_count(node: ScalarNode) -> str:
     fits = re.fullmatch(r" *(\d{1,9}|\d{1,9} *\.\.( *\d{1,9})?|\.\. *\d{1,9}) *", str(node.value)) is not None
     ends = [int(end) for end in str(node.value).split("..") if end.strip().isdecimal()]
-    return (
-        "" if fits and ends == sorted(ends) and not isinstance(node.value, bool) else f"cannot use {shown(node.text)}"
-    )
+    return "" if fits and ends == sorted(ends) else f"cannot use {shown(node.text)}"
 
 
 _NODES = OneOf(
