@@ -80,7 +80,7 @@ def test_work_sees_no_descriptor_of_the_agent_and_default_signals() -> None:
         assert rig.finish() == 0
         descriptors, _, blocked, _, ignored, stdin = rig.output().split()
         assert (descriptors, blocked, stdin) == ("4", "0" * 16, "/dev/null")
-        # 32 and 33 are the C library's own: it starts programs (make, for one) with them ignored, and lets nobody reset.
+        # 32 and 33 are the C library's own: make starts programs with them ignored, and nobody can reset them.
         assert int(ignored, 16) & ~(3 << 31) == 0
 
 
