@@ -47,6 +47,11 @@ class Stub:
         self.exec_output: dict[str, bytearray] = {}
         self.exec_codes: dict[str, int] = {}
         self.blobs: dict[str, bytes] = {}
+        self.held: dict[str, bytes] = {}  # files of checkpoints
+        self.commits: list[dict[str, object]] = []
+        self.put_delay_s = 0.0
+        self.on_put: Callable[[], object] = lambda: None
+        self.put_status = 204
         self.requests: list[str] = []
         self.faults: list[str] = []
         self.lock = threading.Condition()
@@ -153,6 +158,46 @@ class Stub:
             waiting = [each for each in self.execs if each["id"] not in self.exec_output]
             return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s}
 
+    def missing(self, ask: dict[str, object]) -> tuple[int, object]:
+        names = ask["blobs"]
+        assert isinstance(names, list)
+        return 200, {"missing": [name for name in names if name not in self.held]}
+
+    def hold(self, name: str, data: bytes) -> tuple[int, object]:
+        self.on_put()
+        if self.put_status != 204:
+            return self.put_status, {"code": "no"}
+        if sha256(data).hexdigest() != name:
+            return 422, {"code": "blob-mismatch"}
+        self.held[name] = data
+        return 204, b""
+
+    def commit(self, ask: dict[str, object]) -> tuple[int, object]:
+        files = ask["files"]
+        assert isinstance(files, list)
+        if self.nonces.get(int(str(ask["rank"]))) != ask["nonce"]:
+            return 409, {"code": "claimed"}
+        lost = [each["sha256"] for each in files if "link" not in each and each["sha256"] not in self.held]
+        if lost:
+            return 200, {"number": None, "missing": lost}
+        self.commits.append(ask)
+        return 200, {"number": len(self.commits), "missing": []}
+
+    def latest(self) -> tuple[int, object]:
+        if not self.commits:
+            return 200, {"checkpoint": None}
+        files = self.commits[-1]["files"]
+        assert isinstance(files, list)
+        size = sum(each.get("size", 0) for each in files)
+        number = len(self.commits)
+        return 200, {"checkpoint": {"number": number, "attempt": 1, "made_at": "", "bytes": size, "files": files}}
+
+    def folder(self, number: int = -1) -> dict[str, bytes]:
+        """What a committed checkpoint holds, links as their targets."""
+        files = self.commits[number]["files"]
+        assert isinstance(files, list)
+        return {each["path"]: each["link"].encode() if "link" in each else self.held[each["sha256"]] for each in files}
+
     def take_output(self, exec_id: str, query: dict[str, str], data: bytes) -> tuple[int, object]:
         output = self.exec_output.setdefault(exec_id, bytearray())
         offset = int(query["offset"])
@@ -202,6 +247,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
+    def do_PUT(self) -> None:
+        time.sleep(self.server.stub.put_delay_s)
+        self._serve()
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
@@ -235,8 +284,16 @@ class _Handler(BaseHTTPRequestHandler):
                 return stub.append(query, data)
             case ["execs", exec_id]:
                 return stub.take_output(exec_id, query, data)
-            case ["blobs", digest] if digest in stub.blobs:
-                return 200, stub.blobs[digest]
+            case ["blobs", "missing"]:
+                return stub.missing(json.loads(data))
+            case ["blobs", digest] if self.command == "PUT":
+                return stub.hold(digest, data)
+            case ["blobs", digest] if digest in stub.blobs or digest in stub.held:
+                return 200, stub.blobs.get(digest) or stub.held[digest]
+            case ["checkpoints", "latest"]:
+                return stub.latest()
+            case ["checkpoints"]:
+                return stub.commit(json.loads(data))
             case _:
                 return 404, {"code": "not-found"}
 

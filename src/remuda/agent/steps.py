@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .config import Config, Work
     from .loop import Loop
+    from .saver import Saver
     from .work.environment import Places
     from .work.watch import Watch
 
@@ -53,6 +54,7 @@ class Steps:
         self._gpus: Process | None = None
         self._channel = -1
         self._lines = b""
+        self.saver: Saver | None = None  # where checkpoints are handed over
         self._result: dict[str, object] = {}
 
     def ask(self) -> None:
@@ -60,10 +62,25 @@ class Steps:
         if self.process is not None:
             self.process.ask()
 
-    def kill(self) -> None:
-        """SIGKILL to all of it."""
+    def kill(self, *, save: bool = False) -> None:
+        """SIGKILL to all of it; with `save`, not to what hands the last checkpoint over."""
         if self.process is not None:
             self.process.kill()
+        if self.saver is not None and not save:
+            self.saver.kill()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the work has ended and its last checkpoint is on its way."""
+        return self.saver is not None and self.saver.finishing
+
+    def reserve(self, seconds: float) -> float:
+        """How many of the seconds that a notice gives are needed to hand over what the work writes at its end."""
+        if self.saver is None:
+            return 0.0
+        self.saver.hurry()
+        needed = 1.5 * self.saver.seconds + 1 if self.saver.seconds else seconds / 4
+        return min(needed, seconds / 2)
 
     def prepare(self, work: Work, env: dict[str, str]) -> None:
         """Make the folder and do the setup; then `prepared` or `failed`."""
@@ -81,6 +98,14 @@ class Steps:
     def run(self, work: Work, env: dict[str, str], *, reused: bool) -> None:
         """Run the task; then `ran` or `failed`."""
         self._work, self._env = work, env
+        checkpoint = work.checkpoint
+        if checkpoint is not None and checkpoint.sync and checkpoint.storage is None:
+            from .saver import Saver
+
+            folder = os.path.join(self._places.work, checkpoint.path)
+            self.saver = Saver(
+                self._loop, self._config, folder, self._lock, every_s=checkpoint.every_s, say=self._owner.say
+            )
         try:
             self._run(work, env)
         except OSError as error:  # a full disk, or no more processes
@@ -153,7 +178,7 @@ class Steps:
             self._owner.say,
             Usage(self.process.guardian, mark),
             progress=self._places.progress,
-            checkpoint=find_checkpoint(self._places, self._work),
+            checkpoint=find_checkpoint(self._places, self._work) if self.saver is None else None,
             idle_s=self._work.idle_s,
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:
@@ -221,7 +246,7 @@ class Steps:
         then()
 
     def _heard(self, events: int) -> None:
-        """A step tells how it goes: `setup`, `image NAME DIGEST`, or its result as JSON."""
+        """A step tells how it goes: `setup`, `image NAME DIGEST`, `restored TEXT`, or its result as JSON."""
         try:
             data = os.read(self._channel, 65536)
         except BlockingIOError:
@@ -236,6 +261,8 @@ class Steps:
                 self._owner.say("setup")
             elif line.startswith(b"image "):
                 self._owner.say("event", name="image", text=line[6:].decode("utf-8", "replace"))
+            elif line.startswith(b"restored "):
+                self._owner.say("event", name="restored", text=line[9:].decode("utf-8", "replace"))
             else:
                 self._result = json.loads(line)
 
@@ -252,6 +279,12 @@ class Steps:
     def _run_gone(self) -> None:
         if self._work.image is not None:
             self._look_at_container()
+        if self.saver is None:
+            self._judge()
+        else:
+            self.saver.finish(self._judge)
+
+    def _judge(self) -> None:
         if self._code is None:
             self._owner.failed("node", None, "the work's guardian process was killed")
         elif self._result:

@@ -20,6 +20,7 @@ from remuda.providers.base import Carrier
 from remuda.settings import Settings
 from remuda.store.base import Changes, Store
 from remuda.store.blobs import BlobStore
+from remuda.store.checkpoints.folders import CheckpointFolders
 from remuda.store.logs import LogStore
 from remuda.store.open import open_store
 from remuda.store.secrets import Sealer
@@ -138,5 +139,6 @@ def make_surroundings(
         carrier=lambda gang: Carrier(address=address, token=tokens.of(gang)),
         open_secrets=open_secrets,
         storage=lambda job: str(storage / job.project / job.id),
+        folders=CheckpointFolders(storage),
         read_blob=lambda name: to_thread(read, name),
     )

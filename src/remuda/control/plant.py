@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
+from remuda.control.agents.checkpoints import CheckpointDesk
 from remuda.control.agents.desk import AgentDesk, OpenSecrets, ReadBlob, Supplies
 from remuda.control.clock import Clock
 from remuda.control.desk import JobDesk, JobIds, gang_name
@@ -29,6 +30,7 @@ from remuda.providers.base import (
     SignalsChanges,
 )
 from remuda.store.base import NotFound, Store
+from remuda.store.checkpoints.folders import CheckpointFolders
 
 _HOSTS = "hosts"  # the key under which shared hosts are published
 _HOSTS_EVERY = timedelta(minutes=1)
@@ -43,6 +45,7 @@ class Surroundings:
     carrier: Callable[[str], Carrier]  # how the agents of a gang reach us
     open_secrets: OpenSecrets
     storage: Callable[[Job], str]  # a job's folder that outlives its attempts
+    folders: CheckpointFolders | None = None  # where checkpoints are kept; None: every place reaches `storage`
     read_blob: ReadBlob | None = None  # parts of frozen folders
     post: Post | None = None  # how webhooks are sent; None: by HTTP
 
@@ -65,9 +68,16 @@ class Plant:
         self._clock = clock
         self._worklist = Worklist(clock.now)
         self.places = Places(providers, clock)
+        self.checkpoints = CheckpointDesk(
+            store,
+            clock,
+            surroundings.folders,
+            storage=surroundings.storage,
+            shares_files=lambda name: name in providers and providers[name].manifest.shares_files,
+        )
         supplies = Supplies(
             open_secrets=surroundings.open_secrets,
-            storage=surroundings.storage,
+            checkpoint=self.checkpoints.ready,
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=surroundings.read_blob,
         )

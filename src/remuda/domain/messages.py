@@ -38,7 +38,9 @@ class Message:
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint
-    seconds: float | None = None  # notice: how long until the node goes
+    number: int | None = None  # checkpoint that was handed over
+    sent: int = 0  # checkpoint that was handed over: bytes that had to be sent
+    seconds: float | None = None  # notice: how long until the node goes; checkpoint: how long handing it over took
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
@@ -59,10 +61,11 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWork:
-    """The folder that outlives attempts: `path` in the working folder leads to `storage`."""
+    """The folder that outlives attempts: `path` in the working folder leads to `storage`, or is handed over."""
 
     path: str
-    storage: str
+    storage: str | None = None  # None where the node cannot reach it
+    sync: bool = False  # fetch the newest checkpoint before the work starts, and hand over what it writes
     every_s: float | None = None
 
 

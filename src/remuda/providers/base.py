@@ -91,6 +91,7 @@ class Manifest:
     docs: str  # what users should know: a page under docs/, an address, or a sentence
     lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
     settings: Sequence[Setting] = ()
+    shares_files: bool = False  # its nodes see the server's own folders; False: checkpoints are handed over
     settle: timedelta = timedelta(minutes=2)  # how long after a launch `gangs` may not show it yet; 0: never
 
 

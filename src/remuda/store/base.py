@@ -176,11 +176,11 @@ class Store(Protocol):
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         """What the project's charges sum to; with `since`, of those that began then or later."""
 
-    async def save_checkpoint(self, checkpoint: SavedCheckpoint, keep: int = 2) -> SavedCheckpoint:
+    async def save_checkpoint(self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2) -> SavedCheckpoint:
         """Make a checkpoint the job's newest and return it with its number; all but the newest `keep` are forgotten.
 
         The same one again (attempt and manifest of the newest) is a no-op that returns what is stored. Raises
-        NotFound where the project has no such job, Stale where a later attempt of the job has begun.
+        NotFound where the project has no such job, Stale where a later attempt than number `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:

@@ -309,11 +309,11 @@ class MemoryStore:
 
     # Checkpoints
 
-    async def save_checkpoint(self, checkpoint: SavedCheckpoint, keep: int = 2) -> SavedCheckpoint:
+    async def save_checkpoint(self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2) -> SavedCheckpoint:
         job = self._jobs.get(checkpoint.job_id)
         if job is None or job.project != checkpoint.project:
             raise NotFound(f"no job {checkpoint.job_id}")
-        if job.attempt > checkpoint.attempt:
+        if job.attempt > on_behalf:
             raise Stale(f"attempt {job.attempt} of job {job.id} has begun")
         kept = self._checkpoints[job.id]
         newest = kept[0] if kept else None

@@ -221,8 +221,8 @@ class SqlStore:
 
     # Checkpoints
 
-    async def save_checkpoint(self, checkpoint: SavedCheckpoint, keep: int = 2) -> SavedCheckpoint:
-        return await self._write(lambda session: save_checkpoint(session, checkpoint, keep))
+    async def save_checkpoint(self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2) -> SavedCheckpoint:
+        return await self._write(lambda session: save_checkpoint(session, checkpoint, on_behalf, keep))
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         sql = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC"

@@ -121,14 +121,14 @@ def insert_job(session: Session, job: Job, event: Event) -> Job:
     return stored
 
 
-def save_checkpoint(session: Session, checkpoint: SavedCheckpoint, keep: int) -> SavedCheckpoint:
+def save_checkpoint(session: Session, checkpoint: SavedCheckpoint, on_behalf: int, keep: int) -> SavedCheckpoint:
     """As Store.save_checkpoint, in the open transaction."""
     lock = "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"  # savers of one job take turns
     owner = (checkpoint.job_id, checkpoint.project)
     job = session.run(f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner).fetchone()
     if job is None:
         raise NotFound(f"no job {checkpoint.job_id}")
-    if job[0] > checkpoint.attempt:
+    if job[0] > on_behalf:
         raise Stale(f"attempt {job[0]} of job {checkpoint.job_id} has begun")
     row = session.run(_NEWEST_CHECKPOINT, (checkpoint.job_id,)).fetchone()
     newest = make_checkpoint(row) if row else None

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 
+from .blobs import Missing
 from .environment import SHELL_LINE, find_shell, write_whole
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
 from .trees import copy_tree, remove_tree, replace_in
@@ -81,8 +82,22 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
     for source, target in work.inputs:  # after the setup, which must not depend on what its key does not name
         transfer(source, inside(places.work, target), "input")
     if work.checkpoint is not None:
+        if work.checkpoint.sync and work.checkpoint.storage is None:
+            _go_on(config, inside(places.work, work.checkpoint.path), channel)
         link_checkpoint(work.checkpoint, places.work)
     return reused
+
+
+def _go_on(config: Config, folder: str, channel: int) -> None:
+    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, OSError."""
+    from .handover import restore
+
+    try:
+        told = restore(config, folder)
+    except Missing as error:
+        raise CannotBuild(f"the newest checkpoint cannot be fetched: {error}") from error
+    if told:
+        os.write(channel, f"restored {told}\n".encode())
 
 
 def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:

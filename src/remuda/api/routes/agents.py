@@ -2,6 +2,7 @@
 
 from asyncio import to_thread
 from dataclasses import replace
+from pathlib import Path as PathOf
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -188,14 +189,28 @@ async def exec_output(
 
 @router.get("/blobs/{blob}", **document("A part of a working folder.", gives=True, errors=("blob-not-found",)))
 async def blob(request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery) -> Response:
-    house = _speak(request)
-    house.tokens.check(request, gang)
-    await _attempt(house, gang, 0)
+    house = await enter(request, gang)
     try:
-        path = house.blobs.path(blob)
+        path = await _find_blob(house, gang, blob)
     except NotFound:
         raise Problem("blob-not-found", f"there is no blob {blob}") from None
     return FileResponse(path, media_type="application/octet-stream")
+
+
+async def _find_blob(house: House, gang: str, blob: str) -> PathOf:
+    """Where a part of a working folder, or of a checkpoint of the gang's own job, lies. Raises NotFound."""
+    try:
+        return house.blobs.path(blob)
+    except NotFound:
+        return (await house.plant.checkpoints.blobs(gang)).path(blob)
+
+
+async def enter(request: Request, gang: str, rank: int = 0) -> House:
+    """The house, for an agent of a gang that is known and shows its token. Raises Problem."""
+    house = _speak(request)
+    house.tokens.check(request, gang)
+    await _attempt(house, gang, rank)
+    return house
 
 
 def _speak(request: Request) -> House:

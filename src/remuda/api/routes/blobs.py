@@ -14,6 +14,7 @@ from remuda.api.routes.jobs import ProjectPath
 from remuda.api.wire import MIB, done, read, reply, stream_bytes
 from remuda.client import wire
 from remuda.store.base import Mismatch
+from remuda.store.blobs import BlobWriter
 
 _NAMES_LIMIT = 4 * MIB
 _AT_ONCE = 4 * MIB  # handed to a thread together
@@ -36,8 +37,12 @@ async def missing(request: Request, project: ProjectPath) -> Response:
 )
 async def put(request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
     house = house_of(request)
-    limit = house.settings.whole("server.blob_mib") * MIB
-    writer = house.blobs.writer(blob)
+    await take_blob(request, house.blobs.writer(blob), house.settings.whole("server.blob_mib") * MIB)
+    return done()
+
+
+async def take_blob(request: Request, writer: BlobWriter, limit: int) -> None:
+    """Store the body as it comes. Raises Problem, Full."""
     parts, size = [], 0
     await asyncio.to_thread(writer.__enter__)
     try:
@@ -55,4 +60,3 @@ async def put(request: Request, project: ProjectPath, blob: Annotated[str, Path(
         await asyncio.to_thread(writer.__exit__, None, None, None)
     except Mismatch as error:
         raise Problem("blob-mismatch", str(error)) from error
-    return done()

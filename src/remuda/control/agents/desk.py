@@ -16,7 +16,7 @@ from remuda.control.clock import Clock
 from remuda.control.jobs import MARGIN, cap_of
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
-from remuda.domain.messages import Ack, Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
+from remuda.domain.messages import Ack, Assignment, CheckpointWork, Go, HostFacts, Message, NotYours, Refused, Wait
 from remuda.domain.units import HourlyRate, Money
 from remuda.store.base import Changes, NotFound, Stale, Store
 
@@ -34,7 +34,7 @@ class Supplies:
     """What a work document needs from outside this room."""
 
     open_secrets: OpenSecrets
-    storage: Callable[[Job], str]  # the job's folder that outlives attempts
+    checkpoint: Callable[[Job, Attempt], Awaitable[CheckpointWork | None]]  # ready to be started from
     accelerators: Callable[[Job, Attempt], int]  # per node
     read_blob: ReadBlob | None = None  # None: there are no frozen folders here
 
@@ -174,7 +174,7 @@ class AgentDesk:
             nodes,
             accelerators=self._supplies.accelerators(job, attempt),
             secrets=secrets,
-            storage=self._supplies.storage(job),
+            checkpoint=await self._supplies.checkpoint(job, attempt),
             manifest=await self._manifest(job),
         )
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from remuda.control.agents.checkpoints import describe
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, Job, Node, NodePhase, Outcome
 from remuda.domain.messages import Message, MessageKind
-from remuda.domain.units import format_memory
 
 _ENDS = frozenset(
     {Outcome.SUCCEEDED, Outcome.EXIT, Outcome.SETUP, Outcome.PREEMPTED, Outcome.STOPPED, Outcome.LIMIT, Outcome.NODE}
@@ -57,8 +57,7 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
         case MessageKind.CHECKPOINT:
             newest = message.newest_at or at
             report.attempt = replace(report.attempt, checkpoint_at=min(newest, now))
-            size = format_memory(max(1, message.bytes >> 20))
-            _tell(report, at, "checkpoint", f"a checkpoint is complete: {message.files} files, {size}")
+            _tell(report, at, "checkpoint", _checkpoint(message))
         case MessageKind.NOTICE:
             seconds = message.seconds or 0.0
             report.node = replace(node, notice_until=now + timedelta(seconds=seconds))
@@ -69,6 +68,16 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
             _tell(report, at, message.name or "note", message.text)
         case MessageKind.EXITED:
             _exited(report, message, at)
+
+
+def _checkpoint(message: Message) -> str:
+    size = describe(message.files, message.bytes)
+    if message.number is None:
+        return f"a checkpoint is complete: {size}"
+    seconds = message.seconds or 0.0
+    rate = f", {message.sent / seconds / 2**20:.1f} MiB/s" if seconds > 0 and message.sent else ""
+    sent = f"{message.sent / 2**20:.1f} MiB sent in {seconds:.1f} s{rate}"
+    return f"checkpoint {message.number} is safe: {size}; {sent}"
 
 
 def _exited(report: Report, message: Message, at: datetime) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from remuda.domain.jobs import Attempt, Job, Node
 from remuda.domain.messages import Assignment, CheckpointWork
-from remuda.domain.tasks import Checkpoint, Task, Transfer, Workdir
+from remuda.domain.tasks import Task, Transfer, Workdir
 from remuda.spec.uses import is_used
 
 # Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
@@ -21,13 +21,13 @@ def make_assignment(
     *,
     accelerators: int,
     secrets: Mapping[str, str],
-    storage: str,
+    checkpoint: CheckpointWork | None = None,
     manifest: bytes | None = None,
 ) -> Assignment:
     """The work of one attempt.
 
-    `secrets` are opened values by name; `storage` is the job's folder at its place; `manifest` is the frozen working
-    folder's, which the key of a setup with `uses` is made from.
+    `secrets` are opened values by name; `checkpoint` is how its place keeps what it writes; `manifest` is the frozen
+    working folder's, which the key of a setup with `uses` is made from.
     """
     task = job.task
     return Assignment(
@@ -49,7 +49,7 @@ def make_assignment(
         params=dict(task.params),
         workdir={"snapshot": job.origin.snapshot} if job.origin.snapshot else None,
         git=_git(task.workdir),
-        checkpoint=_checkpoint(task.checkpoint, storage),
+        checkpoint=checkpoint,
         inputs=[_transfer(item) for item in task.inputs],
         outputs=[_transfer(item) for item in task.outputs],
         grace_s=task.grace.total_seconds(),
@@ -98,13 +98,6 @@ def _git(workdir: Workdir | None) -> dict[str, str] | None:
     if workdir is None or workdir.git is None:
         return None
     return {"url": workdir.git, "commit": workdir.commit or "HEAD"}
-
-
-def _checkpoint(checkpoint: Checkpoint | None, storage: str) -> CheckpointWork | None:
-    if checkpoint is None:
-        return None
-    every = checkpoint.every.total_seconds() if checkpoint.every else None
-    return CheckpointWork(path=checkpoint.path, storage=f"{storage}/checkpoint", every_s=every)
 
 
 def _transfer(item: Transfer) -> dict[str, str]:

@@ -20,6 +20,7 @@ MANIFEST = Manifest(
     title="this machine",
     docs="docs/guides/this-machine.md",
     lacks=LACKS,
+    shares_files=True,
     settle=timedelta(0),
     settings=(
         Setting(
@@ -50,6 +51,14 @@ MANIFEST = Manifest(
             kind=SettingKind.FLAG,
             default=True,
             consequence="`false` offers none of this machine's accelerators.",
+        ),
+        Setting(
+            name="hand_over_checkpoints",
+            kind=SettingKind.FLAG,
+            default=False,
+            consequence="`true`: checkpoints are handed to the server whole, as from a machine elsewhere, and a job "
+            "that is killed while it writes one goes on from the one before. `false`: jobs write to the server's own "
+            "folder and go on from whatever lies there.",
         ),
     ),
 )

@@ -45,7 +45,7 @@ class LocalProvider:
         sources: Sources | None = None,
         engine: Callable[[], str | None] = find_engine,
     ) -> None:
-        self.manifest = manifest
+        self.manifest = replace(manifest, shares_files=not context.settings.get("hand_over_checkpoints"))
         self._settings = context.settings
         self._home = context.home.absolute()
         self._now = context.now

@@ -1,0 +1,183 @@
+"""Sees to it that what the work writes to its checkpoint folder reaches the control plane, where it cannot lie there.
+
+It looks at the folder while the work runs. What has changed and has been still since is handed over by a process of
+its own, one at a time; a checkpoint counts, and is reported, when the control plane holds all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from .link import complain
+from .outbox import time_text
+from .work.guardian import Command
+from .work.handover import hand_over, list_folder, take_print
+from .work.process import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import Config
+    from .loop import Loop, Timer
+
+LOOK_S = 3.0
+HURRY_S = 0.5  # between looks when the node is about to go
+RESTLESS_S = 300.0  # after which a folder that is never still is worth a word
+VOIDS = 5  # tries in a row after which a file that changes all the time is worth a word
+LAST_TRIES = 3  # at the end, when nothing changes the folder any more
+
+
+class Saver:
+    """`tick` comes by itself; `finish` hands over the last state and then calls back, `kill` ends that early."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        config: Config,
+        folder: str,
+        lock: int,
+        *,
+        every_s: float | None,
+        say: Callable[..., None],
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._folder = folder
+        self._lock = lock
+        self._say = say
+        self._look_s = min(LOOK_S, every_s / 4) if every_s else LOOK_S
+        self._safe = self._last = take_print(list_folder(folder))  # what the next attempt would find anyway
+        self._restless_since = 0.0
+        self._told_restless = False
+        self._process: Process | None = None
+        self._result: dict[str, object] = {}
+        self._lines = b""
+        self._voids = 0
+        self._off = False
+        self._number: object = None
+        self._done: Callable[[], None] | None = None
+        self._tries = 0
+        self.seconds = 0.0  # that the last one took
+        self._timer: Timer | None = loop.after(self._look_s, self._tick)
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the work has ended and its last state is on its way."""
+        return self._done is not None
+
+    def hurry(self) -> None:
+        """The node goes soon: look more often."""
+        self._look_s = min(self._look_s, HURRY_S)
+
+    def finish(self, done: Callable[[], None]) -> None:
+        """Nothing writes any more: hand over what is not safe yet, then call `done`."""
+        self._done = done
+        self._loop.cancel(self._timer)
+        if self._process is None:
+            self._finish()
+
+    def kill(self) -> None:
+        """The time is up."""
+        self._off = True
+        if self._process is not None:
+            self._process.kill()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.after(self._look_s, self._tick)
+        found = take_print(list_folder(self._folder))
+        still, self._last = found == self._last, found
+        if not found or found == self._safe or self._off:
+            self._restless_since = 0.0
+        elif self._config.rank > 0:
+            self._refuse()
+        elif still and self._process is None:
+            self._start()
+        elif not still:
+            self._look_for_rest()
+
+    def _look_for_rest(self) -> None:
+        now = time.monotonic()
+        self._restless_since = self._restless_since or now
+        if now - self._restless_since > RESTLESS_S and not self._told_restless:
+            self._told_restless = True
+            text = "files of the checkpoint folder change all the time, so that none of it can be handed over; "
+            self._say("event", name="checkpoint", text=text + "write what changes steadily, such as logs, elsewhere")
+
+    def _refuse(self) -> None:
+        """The folders of several nodes are not put together: what rank 0 writes is the checkpoint of all."""
+        self._off = True
+        text = (
+            f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no files: what it writes"
+        )
+        self._say("event", name="checkpoint", text=text + " is lost with its node; only rank 0's folder is kept")
+
+    def _start(self) -> None:
+        self._restless_since, self._result, self._lines = 0.0, {}, b""
+        command = Command([], {}, self._config.home)
+        copy_first = self._voids > 0 and self._done is None
+        command.call = lambda: hand_over(self._config, self._folder, copy_first=copy_first)
+        try:
+            self._process = Process(
+                self._loop, command, self._lock, wrote=self._wrote, ended=lambda code: None, gone=self._gone
+            )
+        except OSError as error:
+            complain(f"a checkpoint cannot be handed over now: {error}")
+
+    def _wrote(self, data: bytes) -> None:
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            try:
+                result = json.loads(line)
+            except ValueError:
+                complain(line.decode("utf-8", "replace"))  # what went wrong in that process
+                continue
+            if result["state"] == "full":
+                text = "the control plane's disk is full: the checkpoint waits until there is room"
+                self._say("event", name="checkpoint", text=text)
+            else:
+                self._result = result
+
+    def _gone(self) -> None:
+        self._process = None
+        state = self._result.get("state")
+        if state == "saved":
+            self._saved(self._result)
+        elif state == "refused":
+            self._off = True
+            text = f"no more checkpoints are handed over: {self._result['reason']}"
+            self._say("event", name="checkpoint", text=text)
+        elif state == "void":
+            self._voids += 1
+            if self._voids == VOIDS:
+                text = (
+                    f"{self._result['reason']} was changed each time while it was handed over: no checkpoint is safe;"
+                )
+                self._say("event", name="checkpoint", text=f"{text} write a new file and rename it instead")
+        if self._done is not None:
+            self._finish()
+
+    def _saved(self, result: dict[str, object]) -> None:
+        self._safe, self._voids, self._number = str(result["print"]), 0, result["number"]
+        self.seconds = float(str(result["seconds"]))
+        fields = {name: result[name] for name in ("number", "files", "bytes", "sent", "seconds")}
+        newest = int(str(result["newest_ns"])) / 1e9
+        self._say("checkpoint", newest_at=time_text(newest), **fields)
+
+    def _finish(self) -> None:
+        done = self._done
+        assert done is not None
+        found = take_print(list_folder(self._folder))
+        if not found or found == self._safe or self._config.rank > 0:
+            done()
+        elif self._off or self._tries == LAST_TRIES:
+            newest = f"checkpoint {self._number} is the newest that is" if self._number else "none of this attempt is"
+            text = f"the last changes of the checkpoint folder could not be handed over in time; {newest} safe"
+            self._say("event", name="checkpoint", text=text)
+            done()
+        else:
+            self._tries += 1
+            self._start()
+            if self._process is None:
+                done()

@@ -1,0 +1,326 @@
+"""Hands the checkpoint folder over to the control plane, and brings the newest checkpoint back; both may block.
+
+Handing over runs in a process of its own beside the work and says with one line of JSON what came of it:
+`state` is `saved`, `void` (the work changed a file meanwhile; try again) or `refused`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import stat
+import time
+
+from .blobs import CHUNK, Line, Missing, fetch_to
+from .environment import write_whole
+from .trees import copy_file, remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Config
+
+    Entry = tuple[str, int, int, int, int, str]  # path, size, mtime in ns, inode, mode, target of a link
+
+FULL = 507
+MISMATCH = 422
+RACY_NS = 2_000_000_000  # a file that changed so shortly before it was read may change again within one tick
+COMMITS = 5  # how often what the control plane has lost meanwhile is sent again
+RESTORES = 5
+
+
+class Changed(Exception):
+    """A file changed while it was read."""
+
+
+def list_folder(folder: str) -> list[Entry]:
+    """Every file and link below the folder, by path; what vanishes meanwhile is left out."""
+    found: list[Entry] = []
+    todo = [""]
+    while todo:
+        below = todo.pop()
+        try:
+            entries = list(os.scandir(os.path.join(folder, below)))
+        except OSError:
+            continue
+        for entry in entries:
+            path = os.path.join(below, entry.name)
+            try:
+                seen = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(seen.st_mode):
+                    todo.append(path)
+                elif stat.S_ISLNK(seen.st_mode):
+                    found.append((path, 0, 0, 0, 0, os.readlink(entry.path)))
+                elif stat.S_ISREG(seen.st_mode):
+                    mode = stat.S_IMODE(seen.st_mode)
+                    found.append((path, seen.st_size, seen.st_mtime_ns, seen.st_ino, mode, ""))
+            except OSError:
+                continue
+    return sorted(found)
+
+
+def take_print(entries: list[Entry]) -> str:
+    """Equal for folders that nobody has written to in between; "" for an empty one."""
+    return hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest() if entries else ""
+
+
+def hand_over(config: Config, folder: str, *, copy_first: bool) -> int:
+    """Send what the control plane lacks, commit, and say what came of it.
+
+    `copy_first`: from a copy on this disk, which is made faster than the work writes its next checkpoint.
+    """
+    os.nice(10)
+    raise_limit()
+    began = time.monotonic()
+    entries = list_folder(folder)
+    saving = Saving(config, folder, entries)
+    try:
+        if list_folder(folder) != entries:
+            raise Changed("the folder")
+        if copy_first:
+            saving.copy()
+        saving.hash()
+        number, sent = saving.send()
+        result: dict[str, object] = {
+            "state": "saved",
+            "number": number,
+            "sent": sent,
+            "files": len(entries),
+            "bytes": sum(entry[1] for entry in entries),
+            "newest_ns": newest(entries),
+            "print": take_print(entries),
+            "seconds": round(time.monotonic() - began, 3),
+        }
+    except Changed as error:
+        result = {"state": "void", "reason": str(error)}
+    except Missing as error:
+        result = {"state": "refused", "reason": str(error)}
+    finally:
+        remove_tree(saving.copies)
+    os.write(1, (json.dumps(result) + "\n").encode())
+    return 0
+
+
+class Saving:
+    """The files of one moment. They are held open: what is replaced or removed meanwhile is still what it was."""
+
+    def __init__(self, config: Config, folder: str, entries: list[Entry]) -> None:
+        self._config = config
+        self._folder = folder
+        self._line = Line(config)
+        self._entries = entries
+        self._open: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._known_path = config.home + "/hashes.json"
+        self._known = read_known(self._known_path)
+        self.copies = config.home + "/copies"
+        for entry in entries:
+            try:
+                if not entry[5]:
+                    self._open[entry[0]] = os.open(os.path.join(folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise Changed(entry[0]) from error
+            except OSError:
+                break  # more files than may be open: the rest is opened when it is read, and checked then
+
+    def copy(self) -> None:
+        """Go on from copies of what is not known to be held already."""
+        remove_tree(self.copies)
+        os.makedirs(self.copies)
+        for count, entry in enumerate(self._entries):
+            if entry[5] or self._get_known(entry):
+                continue
+            target = f"{self.copies}/{count}"
+            copy_file(f"/dev/fd/{self.get_file(entry)}", target)
+            self._check(entry)
+            os.utime(target, ns=(entry[2], entry[2]))
+            os.close(self._open[entry[0]])
+            self._open[entry[0]] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+
+    def hash(self) -> None:
+        """Name every file by its content."""
+        kept: dict[str, list[object]] = {}
+        for entry in self._entries:
+            if entry[5]:
+                continue
+            name = self._get_known(entry) or self._hash(entry)
+            self._names[entry[0]] = name
+            if entry[2] < time.time_ns() - RACY_NS:
+                kept[entry[0]] = [*entry[1:4], name]
+        try:
+            write_whole(self._known_path, json.dumps(kept))
+        except OSError:
+            return  # the next one reads everything again
+
+    def send(self) -> tuple[int, int]:
+        """The checkpoint's number and the bytes that were sent. Raises Changed, Missing."""
+        sent = 0
+        names = sorted(set(self._names.values()))
+        for _ in range(COMMITS):
+            answer = json.loads(self._line.read("POST", "blobs/missing", json.dumps({"blobs": names}).encode()))
+            missing = set(answer["missing"])
+            for entry in self._entries:
+                name = self._names.get(entry[0])
+                if name is not None and name in missing:
+                    missing.discard(name)
+                    sent += self._send(entry, name)
+            number = json.loads(self._line.read("POST", "checkpoints", self._commit()))["number"]
+            if isinstance(number, int):
+                return number, sent
+        raise Changed("what the control plane holds")
+
+    def _send(self, entry: Entry, name: str) -> int:
+        """Send one file, from its start after anything went wrong; returns its size."""
+        while True:
+            try:
+                reply = self._line.ask("PUT", f"blobs/{name}", Reader(self, entry), entry[1])
+                reply.read()
+            except (OSError, http.client.HTTPException):
+                self._check(entry)
+                self._line.wait()
+                continue
+            if reply.status == 204:
+                return entry[1]
+            if reply.status == MISMATCH:
+                raise Changed(entry[0])
+            self._line.check(reply.status, "a checkpoint")
+            told = '{"state": "full"}' if reply.status == FULL else f"{name[:12]}: status {reply.status}"
+            os.write(1, f"{told}\n".encode())
+            self._line.wait()
+
+    def _commit(self) -> bytes:
+        files: list[dict[str, object]] = []
+        for path, size, mtime, _, mode, link in self._entries:
+            if link:
+                files.append({"path": path, "link": link})
+            else:
+                name = self._names[path]
+                files.append({"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime})
+        with open(self._config.home + "/claim", encoding="ascii") as file:
+            nonce = file.read().strip()
+        made_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest(self._entries) // 1_000_000_000))
+        who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": nonce, "made_at": made_at}
+        return json.dumps(dict(who, files=files)).encode()
+
+    def _hash(self, entry: Entry) -> str:
+        found = hashlib.sha256()
+        reader = Reader(self, entry)
+        while True:
+            data = reader.read(CHUNK)
+            if not data:
+                break
+            found.update(data)
+        self._check(entry)
+        return found.hexdigest()
+
+    def _get_known(self, entry: Entry) -> str | None:
+        known = self._known.get(entry[0])
+        return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
+
+    def get_file(self, entry: Entry) -> int:
+        """A file descriptor of the file as it was listed. Raises Changed."""
+        if entry[0] not in self._open:
+            try:
+                opened = os.open(os.path.join(self._folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise Changed(entry[0]) from error
+            if len(self._open) > 100:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[entry[0]] = opened
+            self._check(entry)
+        return self._open[entry[0]]
+
+    def _check(self, entry: Entry) -> None:
+        """Raises Changed where the file is not as it was listed."""
+        if entry[0] in self._open:
+            seen = os.fstat(self._open[entry[0]])
+            if (seen.st_size, seen.st_mtime_ns) != (entry[1], entry[2]):
+                raise Changed(entry[0])
+
+
+class Reader:
+    """One file as http.client wants the body of a request."""
+
+    def __init__(self, saving: Saving, entry: Entry) -> None:
+        self._saving = saving
+        self._entry = entry
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes. Raises Changed where the file has become shorter."""
+        left = self._entry[1] - self._at
+        data = os.pread(self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at)
+        if left and not data:
+            raise Changed(self._entry[0])
+        self._at += len(data)
+        return data
+
+
+def restore(config: Config, folder: str) -> str:
+    """Make `folder` the newest checkpoint of the job, if there is one; what was done, for people, "" for nothing.
+
+    Raises Missing, OSError.
+    """
+    for tries_left in reversed(range(RESTORES)):
+        found = json.loads(Line(config).read("GET", "checkpoints/latest"))["checkpoint"]
+        if found is None:
+            return ""
+        try:
+            fetch(config, found["files"], folder)
+        except Missing:
+            if tries_left:
+                continue  # a newer one has taken its place
+            raise
+        files = len(found["files"])
+        size = f"{files} file{'' if files == 1 else 's'}, {found['bytes'] / 2**20:.1f} MiB"
+        return f"goes on from checkpoint {found['number']} of attempt {found['attempt']}: {size}"
+    raise AssertionError("unreachable")
+
+
+def fetch(config: Config, files: list[dict[str, object]], folder: str) -> None:
+    """Bring all files, then put them in the folder's place. Raises Missing, OSError."""
+    from .folder import inside
+
+    fresh, line = config.home + "/restored", Line(config)
+    remove_tree(fresh)
+    os.makedirs(fresh)
+    for each in files:
+        path = inside(fresh, str(each["path"]))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if each.get("link") is not None:
+            os.symlink(str(each["link"]), path)
+            continue
+        fetch_to(line, str(each["sha256"]), path)
+        os.chmod(path, int(str(each["mode"])) & 0o777)
+        os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
+    remove_tree(folder)
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    os.rename(fresh, folder)
+
+
+def newest(entries: list[Entry]) -> int:
+    """When the newest file was written, in nanoseconds since the epoch."""
+    return max((entry[2] for entry in entries), default=0)
+
+
+def read_known(path: str) -> dict[str, list[object]]:
+    """The hashes of files by path, with size, time and inode; losing them costs time only."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def raise_limit() -> None:
+    """Let this process hold as many files open as it may."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):
+            return

@@ -1,0 +1,127 @@
+"""Agents hand checkpoints over and fetch the newest: files by content, then the commit that makes them count."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from msgspec import Struct, field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from remuda.api.errors import Problem
+from remuda.api.openapi import document
+from remuda.api.routes.agents import GangQuery, enter
+from remuda.api.routes.blobs import take_blob
+from remuda.api.wire import MIB, done, read, reply
+from remuda.client.wire import BlobsAsk, BlobsMissing, Reply
+from remuda.control.agents.checkpoints import Missing, Unfit
+from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from remuda.domain.messages import NotYours
+
+_LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
+_LARGEST = 1 << 50  # bytes of one file; a full disk is what bounds it
+
+router = APIRouter(prefix="/agent/v1", tags=["agent"])
+BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+
+
+class HeldCheckpoint(Reply, frozen=True, kw_only=True):
+    """A complete checkpoint; its files are fetched as blobs."""
+
+    number: int
+    attempt: int
+    made_at: datetime
+    bytes: int
+    files: list[CheckpointFile]
+
+
+class LatestAnswer(Reply, frozen=True, kw_only=True):
+    """What the gang starts from; null where the job has none."""
+
+    checkpoint: HeldCheckpoint | None
+
+
+class CommitAsk(Struct, frozen=True, kw_only=True):
+    """These files are the folder as it was at one moment; all of them have been sent."""
+
+    gang: str
+    rank: int
+    nonce: str
+    made_at: datetime
+    files: list[CheckpointFile]
+
+
+class CommitAnswer(Reply, frozen=True, kw_only=True):
+    """The checkpoint's number; or null, and what has to be sent (again) before it can count."""
+
+    number: int | None
+    missing: list[str] = field(default_factory=list)
+
+
+@router.get(
+    "/checkpoints/latest",
+    **document("The newest checkpoint of the gang's job.", answer=LatestAnswer, errors=("gang-not-found",)),
+)
+async def latest(request: Request, gang: GangQuery) -> Response:
+    house = await enter(request, gang)
+    found = await house.plant.checkpoints.latest(gang)
+    if found is None:
+        return reply(LatestAnswer(checkpoint=None))
+    saved, files = found
+    held = HeldCheckpoint(
+        number=saved.number, attempt=saved.attempt, made_at=saved.made_at, bytes=saved.bytes, files=list(files)
+    )
+    return reply(LatestAnswer(checkpoint=held))
+
+
+@router.post(
+    "/blobs/missing",
+    **document(
+        "Which files of the coming checkpoint to send.", ask=BlobsAsk, answer=BlobsMissing, errors=("gang-not-found",)
+    ),
+)
+async def missing(request: Request, gang: GangQuery) -> Response:
+    house = await enter(request, gang)
+    ask = await read(request, BlobsAsk, _LIST_LIMIT)
+    return reply(BlobsMissing(missing=list(await house.plant.checkpoints.missing(gang, ask.blobs))))
+
+
+@router.put(
+    "/blobs/{blob}",
+    **document(
+        "Send a file of the coming checkpoint.",
+        sends=True,
+        status=204,
+        errors=("gang-not-found", "blob-mismatch", "too-slow", "disk-full"),
+    ),
+)
+async def put(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    house = await enter(request, gang)
+    blobs = await house.plant.checkpoints.blobs(gang)
+    await take_blob(request, blobs.writer(blob), _LARGEST)
+    return done()
+
+
+@router.post(
+    "/checkpoints",
+    **document(
+        "Commit a checkpoint whose files were sent.",
+        ask=CommitAsk,
+        answer=CommitAnswer,
+        errors=("claimed", "disk-full"),
+    ),
+)
+async def commit(request: Request) -> Response:
+    ask = await read(request, CommitAsk, _LIST_LIMIT)
+    house = await enter(request, ask.gang, ask.rank)
+    try:
+        answer = await house.plant.checkpoints.commit(ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at)
+    except Unfit as error:
+        raise Problem("invalid-request", str(error)) from error
+    match answer:
+        case SavedCheckpoint(number=number):
+            return reply(CommitAnswer(number=number))
+        case Missing(blobs=blobs):
+            return reply(CommitAnswer(number=None, missing=list(blobs)))
+        case NotYours(reason=reason):
+            raise Problem("claimed", reason)

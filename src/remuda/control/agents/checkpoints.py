@@ -1,0 +1,204 @@
+"""The desk for checkpoints: what an attempt starts from, and what nodes that cannot reach the job's folder hand over.
+
+A checkpoint counts from the moment its row is written, and that is after all of its files are held. Work on this
+machine writes to the job's folder instead; when a job moves between the two, its newest state is taken over, once,
+before the claim is granted.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from weakref import WeakValueDictionary
+
+from remuda.control.clock import Clock
+from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from remuda.domain.events import Event
+from remuda.domain.jobs import Attempt, AttemptPhase, Job
+from remuda.domain.messages import CheckpointWork, NotYours
+from remuda.domain.units import format_memory
+from remuda.store.base import Changes, NotFound, Stale, Store
+from remuda.store.blobs import BlobStore
+from remuda.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
+
+KEPT = 2  # checkpoints of each job
+_COMING = 1000  # jobs whose next checkpoint is remembered while it is sent
+
+
+class Unfit(Exception):
+    """The list of files is not one of a checkpoint; the agent has a bug, or is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Files of the checkpoint that are not held (any more): send them, then commit again."""
+
+    blobs: Sequence[str]
+
+
+class CheckpointDesk:
+    """`folders` None: there are none, and every place reaches `storage` (the simulator)."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        folders: CheckpointFolders | None,
+        *,
+        storage: Callable[[Job], str],
+        shares_files: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._folders = folders
+        self._storage = storage
+        self._shares_files = shares_files
+        self._coming: dict[str, frozenset[str]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
+        """Make the job's newest state reachable from this attempt's place and say how; may take long. Raises Full."""
+        wanted = job.task.checkpoint
+        if wanted is None:
+            return None
+        every = wanted.every.total_seconds() if wanted.every else None
+        shared = self._folders is None or self._shares_files(attempt.offer.provider)
+        if self._folders is not None:
+            async with self._lock(job.id):
+                await (self._to_folder if shared else self._from_folder)(self._folders, job, attempt)
+        if shared:
+            return CheckpointWork(path=wanted.path, storage=f"{self._storage(job)}/checkpoint", every_s=every)
+        return CheckpointWork(path=wanted.path, sync=True, every_s=every)
+
+    async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
+        """What this gang starts from: the newest of the attempts before, the same for all ranks. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        saved = await self._store.checkpoints(attempt.job_id)
+        if not saved or self._folders is None:
+            return None
+        chosen = next((each for each in saved if each.attempt < attempt.number), saved[0])
+        return chosen, await asyncio.to_thread(self._folders.read, chosen.project, chosen.job_id, chosen.manifest)
+
+    async def blobs(self, gang: str) -> BlobStore:
+        """The files held for the gang's job. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        if self._folders is None:
+            raise NotFound("no checkpoints are held here")
+        return self._folders.blobs(attempt.project, attempt.job_id)
+
+    async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
+        """Which files of the coming checkpoint have to be sent; the others are kept for it. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        blobs = await self.blobs(gang)
+        self._coming.pop(attempt.job_id, None)
+        if len(self._coming) >= _COMING:  # losing one costs sending files again, never correctness
+            del self._coming[next(iter(self._coming))]
+        self._coming[attempt.job_id] = frozenset(names)
+        return await asyncio.to_thread(blobs.missing, names)
+
+    async def commit(
+        self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
+    ) -> SavedCheckpoint | Missing | NotYours:
+        """Make these files the job's newest checkpoint, if all are held. Raises NotFound, Unfit, Full."""
+        attempt = await self._store.attempt_of_gang(gang)
+        node = await self._store.node(attempt.id, rank)
+        if node.claim != nonce:
+            return NotYours(reason=f"rank {rank} is claimed by another agent")
+        if attempt.phase is AttemptPhase.ENDED:
+            return NotYours(reason=f"attempt {attempt.number} is over: {attempt.reason}")
+        if self._folders is None:
+            raise NotFound("no checkpoints are held here")
+        if fault := find_fault(files):
+            raise Unfit(fault)
+        async with self._lock(attempt.job_id):
+            blobs = self._folders.blobs(attempt.project, attempt.job_id)
+            names = [each.sha256 for each in files if each.link is None]
+            if missing := await asyncio.to_thread(blobs.missing, names):
+                return Missing(blobs=missing)
+            try:
+                return await self._save(self._folders, attempt, files, made_at, by=attempt.number)
+            except Stale as error:
+                return NotYours(reason=str(error))
+
+    def _lock(self, job_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(job_id, asyncio.Lock())
+
+    async def _save(
+        self,
+        folders: CheckpointFolders,
+        attempt: Attempt,
+        files: Sequence[CheckpointFile],
+        made_at: datetime,
+        *,
+        by: int,
+    ) -> SavedCheckpoint:
+        """The row, then the sweep: whatever dies between them leaves too much, never too little."""
+        project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
+        manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
+        saved = SavedCheckpoint(
+            job_id=job_id,
+            project=project,
+            attempt=by,
+            manifest=manifest,
+            files=len(files),
+            bytes=sum(each.size for each in files),
+            made_at=min(made_at, now),
+            saved_at=now,
+        )
+        saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
+        kept = await self._store.checkpoints(job_id)
+        coming = self._coming.pop(job_id, frozenset())
+        await asyncio.to_thread(_sweep, folders, kept, coming - {each.sha256 for each in files}, now)
+        return saved
+
+    async def _from_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
+        """The place is elsewhere: what work on this machine left in the folder since becomes a checkpoint."""
+        user = await asyncio.to_thread(folders.last_user, job.project, job.id)
+        saved = await self._store.checkpoints(job.id)
+        if user <= (saved[0].attempt if saved else -1):
+            return
+        files = await asyncio.to_thread(folders.take_in, job.project, job.id)
+        if not files:
+            return
+        made_at = datetime.fromtimestamp(max(each.mtime_ns for each in files) / 1e9, self._clock.now().tzinfo)
+        taken = await self._save(folders, attempt, files, made_at, by=user)
+        await self._tell(job, attempt, taken, f"what attempt {user} left on this machine")
+
+    async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
+        """The place is this machine: the folder is filled with what work elsewhere has handed over since."""
+        user = await asyncio.to_thread(folders.last_user, job.project, job.id)
+        if user >= attempt.number:
+            return
+        saved = await self._store.checkpoints(job.id)
+        if saved and saved[0].attempt > user:
+            files = await asyncio.to_thread(folders.read, job.project, job.id, saved[0].manifest)
+            await asyncio.to_thread(folders.lay_out, job.project, job.id, files)
+            await self._tell(job, attempt, saved[0], f"what attempt {saved[0].attempt} handed over")
+        await asyncio.to_thread(folders.lend, job.project, job.id, attempt.number)
+
+    async def _tell(self, job: Job, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
+        text = f"{what} is taken over: {describe(saved.files, saved.bytes)}"
+        event = Event(
+            project=job.project,
+            job_id=job.id,
+            attempt=attempt.number,
+            at=self._clock.now(),
+            kind="checkpoint",
+            text=text,
+        )
+        await self._store.commit(Changes(events=[event]))
+
+
+def describe(files: int, size: int) -> str:
+    """How large a checkpoint is, such as "3 files, 1.5 GiB"."""
+    return f"{files} file{'' if files == 1 else 's'}, {format_memory(max(1, size >> 20))}"
+
+
+def _sweep(folders: CheckpointFolders, kept: Sequence[SavedCheckpoint], coming: frozenset[str], now: datetime) -> None:
+    """Remove every file of the job that neither its kept checkpoints nor the one that is being sent need."""
+    wanted = set(coming)
+    for each in kept:
+        wanted.add(each.manifest)
+        wanted |= {file.sha256 for file in folders.read(each.project, each.job_id, each.manifest)}
+    if kept:
+        folders.blobs(kept[0].project, kept[0].job_id).sweep(wanted, older_than=now + FOREVER)

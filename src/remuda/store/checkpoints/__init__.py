@@ -1,0 +1,1 @@
+"""What jobs leave behind for their next attempts, in the state folder."""
