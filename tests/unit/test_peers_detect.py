@@ -6,7 +6,12 @@ import sys
 import pytest
 
 from remuda.spec import parse_file
+from remuda.spec.fields.resources import RESOURCES
+from remuda.spec.fields.task import TASK
+from remuda.spec.peers import detect
 from remuda.spec.peers.detect import Dialect, find_dialect
+from remuda.spec.peers.skypilot.needs import NEEDS
+from remuda.spec.peers.skypilot.rules import TASK as SKYPILOT
 from remuda.spec.problems import Notes
 from remuda.spec.tree import compose_all
 
@@ -58,3 +63,14 @@ def test_importing_the_room_reads_none_of_the_rules() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_key_of_ours_is_ours_or_shared() -> None:
+    top = {field.name for field in TASK.fields}
+    needs = {field.name for field in RESOURCES.fields}
+    assert top - {"name", "run", "setup", "workdir", "resources", "secrets", "inputs", "outputs"} == set(detect._OURS)
+    assert needs - {"memory"} == set(detect._OUR_NEEDS)
+    assert {*SKYPILOT.fields, "execution"} >= detect._SKYPILOT
+    assert {*NEEDS.fields} - {"memory", "volumes", "priority"} <= detect._SKYPILOT_NEEDS | {
+        key for key in NEEDS.fields if key.startswith("_")
+    }
