@@ -9,8 +9,9 @@ from remuda.domain.tasks import AcceleratorNeed
 _ALIASES = {"mi300": "MI300X"}
 # A product of several sizes whose bare name means one of them in SkyPilot's catalog -> GiB.
 BARE_SIZES = {"A100": 40, "V100": 16}
-# GCP's and GKE's names of TPUs: the number at the end counts chips, or cores of which a chip has two.
-_TPU = re.compile(r"tpu-?(v\d+[a-z]*?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?")
+# GCP's and GKE's names of TPUs, which dstack writes without `tpu-`: the number at the end counts chips, or cores, of
+# which a chip has two.
+_TPU = re.compile(r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?")
 _CORES = ("v2", "v3", "v4", "v5p")
 
 
@@ -31,6 +32,8 @@ def find_needs(name: str, count: str, memory: str = "") -> Found:
         count = str(chips)
     text = ":".join(part for part in (known, memory, count) if part)
     try:
+        if "|" in name:
+            raise NeedError(f"no accelerator is called {name!r}")
         return Found(needs=parse_accelerator(text), problem=problem)
     except NeedError as error:
         least = re.match(r"\d{1,6}", count)
@@ -40,7 +43,7 @@ def find_needs(name: str, count: str, memory: str = "") -> Found:
 
 def _find_name(name: str) -> tuple[str, int | None, str]:
     match = _TPU.fullmatch(name.lower())
-    if match is None:
+    if match is None or not (match[3] or name.lower().startswith("tpu")):
         return _ALIASES.get(name.lower(), name), None, ""
     version = match[1] + ("e" if match[1] == "v5" and match[2] and "lite" in match[2] else "")
     if match[3] is None:
