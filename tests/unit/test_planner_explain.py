@@ -1,5 +1,6 @@
 """Every rejected offer is accounted for, and one sentence says what would have to change."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -156,3 +157,11 @@ def test_every_constraint_names_its_field_and_what_to_change(constraint: Constra
 )
 def test_the_wish_in_words(need: Resources, text: str) -> None:
     assert wish(need) == text
+
+
+@pytest.mark.parametrize("constraint", [Constraint.CPUS, Constraint.MEMORY, Constraint.NETWORK])
+def test_a_fact_that_an_offer_does_not_state_cannot_be_accepted_only_left_unasked(constraint: Constraint) -> None:
+    silent = replace(make_offer(), vcpus=0, memory_mib=0, network_mbps=None)
+    miss = NearMiss(offer=silent, constraint=constraint, text="does not state it")
+    (said,) = explain([make_matches(miss)], EMPTY).misses
+    assert said.change == f"leave out {FIELDS[constraint]}"

@@ -88,3 +88,20 @@ def test_a_gang_that_does_not_fit_the_host_is_refused() -> None:
     found = look(make_job(task), Market(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
     assert "5 nodes" in found.reason
+
+
+def test_what_no_configured_place_has_is_said_with_the_places() -> None:
+    task = Task(name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(name="H100", count_min=8),)))
+    found = look(make_job(task), Market(offers=[FREE], hosts=[HOST]))
+    assert found.hopeless
+    assert found.reason == "No offer: no place that is configured here (here) has H100:8"
+
+
+def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> None:
+    task = Task(name="t", run="true", resources=Resources(providers=("aws",)))
+    found = look(make_job(task), Market(offers=[FREE, PAID], hosts=[HOST]))
+    assert found.hopeless
+    assert (
+        found.reason
+        == "No offer: the task is for aws (resources.providers), and here there are offers of cloud and here only"
+    )

@@ -15,6 +15,7 @@ from remuda.planner.work import MACHINE_START
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+HOURLY = Work(samples=3600.0, rates={"cpu": 1.0})
 SLOW_DEAR = Work(samples=3600.0, rates={"cpu:4": 1.0, "cpu:8": 4.0})
 
 
@@ -280,3 +281,28 @@ def test_distinct_is_the_first_of_each_kind(task: Task, given_offers: list[Offer
     made = plan(task, everywhere, now=NOW, view=View(distinct=True))
     assert [placement.offer for placement in made.placements] == list(first.values())
     assert made.considered == len(everywhere)
+
+
+def test_an_offer_that_breaks_several_limits_says_every_change_that_it_takes() -> None:
+    dear = make_offer("dear", 12)
+    limits = Limits(duration=timedelta(minutes=30), budget=Money(1_000_000))
+    (miss,) = plan(make_task(HOURLY, limits), [dear], now=NOW).misses
+    assert miss.broken == 2
+    assert miss.text.startswith("would run 1h00m, your duration leaves 30m00s and would cost $12.")
+    assert miss.change.startswith("raise limits.duration by 30m00s and raise limits.budget by $11.")
+
+
+def test_of_equal_misses_the_one_that_breaks_fewer_limits_and_then_the_cheaper_is_nearest() -> None:
+    dear, cheap, fair = make_offer("a", 12), make_offer("c", 0.5), make_offer("b", 0.9)
+    limits = Limits(duration=timedelta(minutes=30), budget=Money(1_000_000))
+    (miss,) = plan(make_task(HOURLY, limits), [dear, fair, cheap], now=NOW).misses
+    assert miss.offer is cheap
+    assert miss.broken == 1
+
+
+def test_what_may_never_end_is_the_last_of_the_misses() -> None:
+    limits = Limits(deadline_after=timedelta(hours=100))
+    work = Work(samples=3600.0 * 400, rates={"cpu": 1.0})  # without checkpoints, spot is taken away before it is done
+    offers = [make_offer("spot", 0.1, purchase=Purchase.SPOT), make_offer("dear", 12)]
+    (miss,) = plan(make_task(work, limits), offers, now=NOW).misses
+    assert miss.offer is offers[1]

@@ -95,6 +95,7 @@ def test_any_document_of_known_keys(document: dict[str, object]) -> None:
 
 # Round trip: a task, written as its author would write it, is read back the same.
 
+measured = st.sampled_from(["cpu", "cpu:16", "H100", "H100:8", "a100", "RTX 4090", "nvidia", "TPU-v5e:4"])
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\x85\u2028\u2029\ufeff"), min_size=1)
 filled = texts.filter(lambda text: bool(text.strip()))
@@ -158,7 +159,7 @@ tasks = st.builds(
     ),
     work=st.none()
     | st.builds(Work, flops=st.floats(1, 1e30), efficiency=st.floats(0.001, 1))
-    | st.builds(Work, samples=st.floats(1, 1e30), rates=st.dictionaries(slugs, st.floats(1, 1e9), min_size=1)),
+    | st.builds(Work, samples=st.floats(1, 1e30), rates=st.dictionaries(measured, st.floats(1, 1e9), min_size=1)),
     grace=st.integers(0, 3600).map(lambda count: timedelta(seconds=count)),
 ).map(lambda task: task if task.setup and task.workdir and not task.image else replace(task, setup_uses=None))
 

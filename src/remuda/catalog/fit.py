@@ -22,7 +22,7 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
 }
 ELSEWHERE = 1.0  # how far another region, provider or purchase option is, where 1 is twice the price or half the size
-OTHER_ACCELERATOR = 3.0
+OTHER_ACCELERATOR = 20.0  # farther than another number of the one that was asked for
 UNKNOWN = 1.5  # a fact that the offer does not state
 
 

@@ -32,14 +32,15 @@ class Offered:
     live: Sequence[str]  # providers that are configured here
     problems: Sequence[str]  # who could not be asked, and why
     situation: Situation
+    unknown: str = ""  # names in the task that neither the catalog nor a configured provider knows
 
 
 def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
     """Ask the configured providers and, with `anywhere`, the catalog. Raises Failure."""
     live = _ask_providers(task)
-    matches, fitting, egress = list(live.matches), list(live.fitting), dict[str, Money]()
+    matches, fitting, egress, unknown = list(live.matches), list(live.fitting), dict[str, Money](), ""
     if anywhere:
-        known, prices = _ask_catalog(task)
+        known, prices, unknown = _ask_catalog(task, live)
         matches.append(known)
         fitting += known.offers
         egress.update(prices)
@@ -50,12 +51,14 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
         live=live.names,
         problems=live.problems,
         situation=Situation(output_mib=output_mib, egress=egress),
+        unknown=unknown,
     )
 
 
 @dataclass(slots=True)
 class _Live:
     names: list[str] = field(default_factory=list)
+    regions: set[str] = field(default_factory=set)
     matches: list[Matches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
     refused: list[Rejection] = field(default_factory=list)
@@ -94,6 +97,7 @@ def _ask_providers(task: Task) -> _Live:
 def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
     """Put a provider's offers where they belong: those that fit, and those that its own reasons rule out."""
     # Other offers of a shared host are the same devices again: neither choices nor rejections.
+    live.regions |= {offer.region for offer in answer.offers}
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers)
     spare = matches.matched - len(wanted)
@@ -142,12 +146,41 @@ def _refusals(provider: "Provider", task: Task) -> list[str]:
     return [*refusals(task, lacks), *own]
 
 
-def _ask_catalog(task: Task) -> tuple[Matches, Mapping[str, Money]]:
+def _ask_catalog(task: Task, live: _Live) -> tuple[Matches, Mapping[str, Money], str]:
+    from remuda.cli.offers import unknown_names
     from remuda.store.snapshot import Snapshot
     from remuda.store.snapshot.layout import SnapshotError
 
     try:
         with Snapshot.open() as snapshot:
-            return snapshot.match(task.resources), snapshot.egress()
+            found = snapshot.match(task.resources)
+            unknown = "" if found.matched else unknown_names(snapshot, task.resources, live.names, live.regions)
+            return found, snapshot.egress(), unknown
     except SnapshotError as error:
         raise Failure(str(error), "`remuda plan --here` does without the catalog") from error
+
+
+def tell_elsewhere(task: Task, file: str) -> str:
+    """What a person can do about a task that no configured place can run: where it is to be had, and how to see it."""
+    from remuda.cli.offers import unknown_names
+    from remuda.domain.units import format_rate
+    from remuda.providers import registry
+    from remuda.store.snapshot import Snapshot
+    from remuda.store.snapshot.layout import SnapshotError
+
+    try:
+        with Snapshot.open() as snapshot:
+            found = snapshot.match(task.resources, limit=1, misses=0)
+            known = [manifest.name for manifest in registry.manifests()]
+            unknown = "" if found.matched else unknown_names(snapshot, task.resources, known)
+    except SnapshotError:
+        found, unknown = None, ""
+    if unknown:
+        return unknown
+    if found is None or not found.offers:
+        return f"`remuda plan {file}` shows the nearest misses"
+    best = found.offers[0]
+    where = f"{best.instance_type} at {best.provider} ({best.region}) for {format_rate(best.rate)}"
+    return (
+        f"the cheapest in the catalog is {where}; `remuda plan {file}` ranks all, `remuda check` lists what to set up"
+    )

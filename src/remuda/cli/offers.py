@@ -7,7 +7,7 @@ import click
 from remuda.cli.output import output_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from remuda.catalog.query import Matches, NearMiss
     from remuda.cli.output import Column
@@ -232,7 +232,7 @@ def _explain_nothing(snapshot: "Snapshot", need: "Resources", output: str, reser
     found = snapshot.match(need, limit=0, misses=5, reserved=reserved)
     if output != "table":
         rows_out(_columns(), [], output)
-    unknown = _unknown_names(snapshot, need)
+    unknown = unknown_names(snapshot, need)
     lines = ["No offer matches.", *_why(found), *map(_nearest, found.misses)]
     click.echo(unknown or "\n".join(lines), err=True)
     raise click.exceptions.Exit(1)
@@ -271,8 +271,13 @@ def _cents(micros: int) -> str:
     return f"{-(-micros // 10_000) / 100:.2f}"
 
 
-def _unknown_names(snapshot: "Snapshot", need: "Resources") -> str:
-    """What was asked for that the catalog has never heard of, with what may be meant."""
+def unknown_names(
+    snapshot: "Snapshot", need: "Resources", providers: "Iterable[str]" = (), regions: "Iterable[str]" = ()
+) -> str:
+    """What was asked for that the catalog has never heard of, with what may be meant; also asked by plan and run.
+
+    `providers` and `regions` are those that are known without it, such as this machine's.
+    """
     from difflib import get_close_matches
 
     from remuda.catalog.regions import AREAS, is_known_place
@@ -280,8 +285,8 @@ def _unknown_names(snapshot: "Snapshot", need: "Resources") -> str:
 
     lines = []
     places = snapshot.regions()
-    names = {region.lower() for _, region, _ in places} | {*AREAS, "europe"}
-    asked = [("provider", name, {provider for provider, _, _ in places}) for name in need.providers]
+    names = {region.lower() for _, region, _ in places} | {*AREAS, "europe"} | {region.lower() for region in regions}
+    asked = [("provider", name, {*providers, *(provider for provider, _, _ in places)}) for name in need.providers]
     asked += [("region", name.lower(), names) for name in need.regions if not is_known_place(name)]
     if need.instance:
         retired = find_retired(need.instance)

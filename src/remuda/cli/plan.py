@@ -66,7 +66,8 @@ def command(
         view=View(limit=limit, distinct=not all_places),
     )
     found = explain(offered.matches, made, refused=offered.refused)
-    message = "" if made.placements else say_no_offer(task, found)
+    said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
+    message = "" if made.placements else said or say_no_offer(task, found)
     match output:
         case "json":
             _json_out(task, by, made, found, message)
@@ -78,6 +79,10 @@ def command(
         click.echo(f"note: {problem}", err=True)
     if message:
         raise Failure(message)
+
+
+def _uncapital(text: str) -> str:
+    return text[:1].lower() + text[1:] if text.startswith("The ") else text
 
 
 def _read_task(file: str, params: dict[str, str]) -> "Task":
@@ -175,6 +180,15 @@ def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[objec
     )
 
 
+def _wished(nodes: int, wish: str) -> str:
+    """ "any node", "2 nodes with 8 CPUs", "4 nodes, each a H100:8"."""
+    if wish == "node":
+        return "any node" if nodes == 1 else f"{nodes} nodes of any kind"
+    if wish.startswith("node "):
+        return f"a {wish}" if nodes == 1 else f"{nodes} nodes{wish.removeprefix('node')}"
+    return wish if nodes == 1 else f"{nodes} nodes, each a {wish}"
+
+
 def place_text(offer: "Offer") -> str:
     """The zone where it tells the region as well, else both."""
     if offer.zone and not offer.zone.startswith(offer.region):
@@ -190,8 +204,7 @@ def _tables_out(task: "Task", by: str, made: "Plan", found: "Explanation", which
     from remuda.planner.explain import wish
 
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
-    nodes = f"{task.nodes} nodes, each a " if task.nodes > 1 else ""
-    title = f"{task.name}: {nodes}{wish(task.resources)}; {_order_text(task, by)}"
+    title = f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, by)}"
     rows = [_row(rank, placement, notes) for rank, placement in enumerate(made.placements, 1)]
     if rows:
         rows_out(_COLUMNS, rows, title=title)

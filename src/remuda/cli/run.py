@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.session import param_option, read_params, session
+from remuda.cli.session import Failure, param_option, read_params, session
 
 if TYPE_CHECKING:
     from remuda.client import Client
@@ -57,6 +57,7 @@ def _submit(
     from dataclasses import replace
 
     from remuda.cli.submission import submit, upload_folder
+    from remuda.client import ApiError
     from remuda.spec.origin import capture
 
     task = loaded.task
@@ -66,17 +67,24 @@ def _submit(
     origin = replace(capture(folder or loaded.folder), task_text=loaded.text)
     if folder is not None:
         origin = replace(origin, snapshot=upload_folder(client, project, folder))
-    return submit(
-        client,
-        loaded.text,
-        path=file,
-        params=params,
-        project=project,
-        origin=origin,
-        name=name,
-        # A budget in the file is consent where nobody can be asked; on a terminal the price is shown all the same.
-        consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
-    )
+    try:
+        return submit(
+            client,
+            loaded.text,
+            path=file,
+            params=params,
+            project=project,
+            origin=origin,
+            name=name,
+            # A budget in the file is consent where nobody can be asked; on a terminal the price is shown all the same.
+            consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
+        )
+    except ApiError as error:
+        if error.code != "no-offer":
+            raise
+        from remuda.cli.offered import tell_elsewhere
+
+        raise Failure(error.message, tell_elsewhere(task, file)) from error
 
 
 def _tell(job: "Submitted", output: str) -> None:

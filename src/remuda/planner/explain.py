@@ -1,7 +1,7 @@
 """Why not: what the offers that were not chosen failed at, the nearest misses, and one sentence where none is left."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from remuda.catalog.needs import format_need
@@ -79,7 +79,7 @@ def explain(
     ]
     over = [
         Miss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
-        for miss in sorted(plan.misses, key=lambda miss: miss.excess)
+        for miss in sorted(plan.misses, key=lambda miss: (miss.doubtful, miss.broken, miss.excess))
     ]
     return Explanation(
         considered=sum(answer.total for answer in answers),
@@ -162,6 +162,8 @@ def _miss(miss: NearMiss) -> Miss:
 def _change(miss: NearMiss) -> str:
     """What to write so that this offer fits."""
     offer, field = miss.offer, FIELDS[miss.constraint]
+    if not _STATED.get(miss.constraint, bool)(offer):
+        return f"leave out {field}"
     match miss.constraint:
         case Constraint.PURCHASE if offer.purchase is Purchase.RESERVED:
             return "reserved capacity is bought beforehand, not by a job"
@@ -184,6 +186,14 @@ def _change(miss: NearMiss) -> str:
             return f"allow {offer.provider} in {field}"
         case Constraint.REGION:
             return f"allow {offer.region} in {field}"
+
+
+# What an offer may leave unsaid, and so cannot be accepted as it is.
+_STATED: dict[Constraint, Callable[[Offer], object]] = {
+    Constraint.CPUS: lambda offer: offer.vcpus,
+    Constraint.MEMORY: lambda offer: offer.memory_mib,
+    Constraint.NETWORK: lambda offer: offer.network_mbps,
+}
 
 
 def _per_hour(rate: HourlyRate) -> Money:

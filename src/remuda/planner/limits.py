@@ -1,6 +1,6 @@
 """Which of a task's limits an estimate would break, and by how much."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from remuda.domain.offers import Offer
@@ -28,20 +28,19 @@ class Limiter:
 
     def broken(
         self, offer: Offer, run_time: timedelta | None, wall_time: timedelta | None, cost: Money | None
-    ) -> tuple[Limit, float] | None:
-        """The first limit, in the order of `Limit`, that the offer would break, and estimate over limit; or None."""
+    ) -> Iterator[tuple[Limit, float]]:
+        """Every limit that the offer would break, in the order of `Limit`, each with estimate over limit."""
         if not self._any:
-            return None
+            return
         for limit, length in ((Limit.DURATION, run_time), (Limit.DEADLINE, wall_time or run_time)):
             left = self._left[limit]
             if left is not None and length is not None and length > left:
-                return limit, length / left if left else float("inf")
-        if self._past:
-            return Limit.DEADLINE, float("inf")
+                yield limit, length / left if left else float("inf")
+            elif limit is Limit.DEADLINE and self._past:
+                yield limit, float("inf")
         floor = self._at_least(offer, cost)
         if self._budget is not None and floor > self._budget:
-            return Limit.BUDGET, floor.micros / self._budget.micros if self._budget.micros else float("inf")
-        return None
+            yield Limit.BUDGET, floor.micros / self._budget.micros if self._budget.micros else float("inf")
 
     def explain(
         self,
@@ -49,18 +48,26 @@ class Limiter:
         run_time: timedelta | None,
         wall_time: timedelta | None,
         cost: Money | None,
-        broken: tuple[Limit, float],
     ) -> LimitMiss:
-        """Say what `broken` found, for people."""
-        limit, excess = broken
-        match limit:
-            case Limit.BUDGET:
-                text, change = self._dear(self._at_least(offer, cost))
-            case Limit.DURATION:
-                text, change = self._slow("run", run_time, limit)
-            case Limit.DEADLINE:
-                text, change = self._slow("take", wall_time or run_time, limit)
-        return LimitMiss(offer=offer, limit=limit, text=text, change=change, excess=excess)
+        """Say for people what `broken` finds, which is something: every change that it takes, so that it is enough."""
+        said, broken = [], tuple(self.broken(offer, run_time, wall_time, cost))
+        for limit, _ in broken:
+            match limit:
+                case Limit.BUDGET:
+                    said.append(self._dear(self._at_least(offer, cost)))
+                case Limit.DURATION:
+                    said.append(self._slow("run", run_time, limit))
+                case Limit.DEADLINE:
+                    said.append(self._slow("take", wall_time or run_time, limit))
+        return LimitMiss(
+            offer=offer,
+            limit=broken[0][0],
+            text=" and ".join(text for text, _ in said),
+            change=" and ".join(change for _, change in said),
+            excess=broken[0][1],
+            doubtful=run_time is not None and wall_time is None,
+            broken=len(broken),
+        )
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)

@@ -82,7 +82,9 @@ class LimitMiss:
     limit: Limit
     text: str  # e.g. "would cost $19.40, your budget leaves $15.00"
     change: str  # e.g. "raise limits.budget to $20.00"
-    excess: float  # estimate over limit, above 1
+    excess: float  # estimate over the first limit broken, above 1
+    doubtful: bool = False  # its end cannot be expected, so it comes after those whose can
+    broken: int = 1  # how many limits it breaks; `text` and `change` tell of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from remuda.catalog.fit import match_offers
-from remuda.catalog.query import Matches
+from remuda.catalog.query import Constraint, Matches
 from remuda.domain.jobs import Job
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
 from remuda.domain.tasks import Task
 from remuda.domain.units import format_rate
-from remuda.planner.explain import explain, say_no_offer
+from remuda.planner.explain import explain, say_no_offer, wish
 from remuda.planner.placements import Plan, Situation
 from remuda.planner.rank import plan
 from remuda.planner.shares import fits_empty, smallest_shares
 
 _MANY = 20  # offers that one job is considered for at a time
+_DEVICES = {Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR_MEMORY, Constraint.INSTANCE}
 _LONG = timedelta(hours=2)  # offers avoided for longer than failures explain were refused: a person must act
 
 Objections = Callable[[Task, str], Sequence[str]]  # why a provider cannot run a task at all
@@ -98,6 +99,15 @@ def _able(
 def _none_fits(task: Task, market: Market, matches: Matches) -> Prospects:
     if not matches.total and not market.problems:
         return Prospects(reason="no place offers anything now; see `remuda check`")
+    need, names = task.resources, sorted({offer.provider for offer in market.offers})
+    here = " and ".join(names)
+    if need.providers and not set(need.providers) & set(names):
+        asked = " and ".join(need.providers)
+        return _hopeless(
+            market, f"No offer: the task is for {asked} (resources.providers), and here there are offers of {here} only"
+        )
+    if not matches.misses and set(matches.rejected) <= _DEVICES:
+        return _hopeless(market, f"No offer: no place that is configured here ({here}) has {wish(need)}")
     return _hopeless(market, _say(task, matches, Plan(placements=(), considered=0, kept=0)))
 
 

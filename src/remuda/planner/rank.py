@@ -5,7 +5,7 @@ task can be kept.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import nsmallest
@@ -60,26 +60,25 @@ def plan(
     limiter = Limiter(task, known, now)
     kept: list[_Scored] = []
     rejected: Counter[Limit] = Counter()
-    misses: dict[Limit, LimitMiss] = {}
+    nearest: dict[Limit, tuple[_Nearness, _Scored]] = {}
     for offer in offers:
         scored = _score(task, offer, course(offer), known)
-        figures = (offer, scored.course.run_time, scored.course.wall_time, scored.cost)
-        broken = limiter.broken(*figures)
-        if broken is None:
+        broken = tuple(limiter.broken(offer, scored.course.run_time, scored.course.wall_time, scored.cost))
+        if not broken:
             kept.append(scored)
             continue
-        which, excess = broken
+        which = broken[0][0]
         rejected[which] += 1
-        best = misses.get(which)
-        if best is None or (excess, offer.key) < (best.excess, best.offer.key):
-            misses[which] = limiter.explain(*figures, broken)
+        nearness = _nearness(scored, broken)
+        if which not in nearest or nearness < nearest[which][0]:
+            nearest[which] = nearness, scored
     best_first = _best(kept, _order(task, known.avoid, by), view or View())
     return Plan(
         placements=tuple(_placement(task, scored, known, now) for scored in best_first),
         considered=len(kept) + rejected.total(),
         kept=len(kept),
         rejected={which: rejected[which] for which in Limit if rejected[which]},
-        misses=tuple(misses[which] for which in Limit if which in misses),
+        misses=tuple(_explain(limiter, nearest[which][1]) for which in Limit if which in nearest),
     )
 
 
@@ -154,6 +153,19 @@ class _Scored:
     rate: HourlyRate  # of the gang
     cost: Money | None
     egress: Money | None
+
+
+_Nearness = tuple[bool, int, float, HourlyRate, str]
+
+
+def _nearness(scored: _Scored, broken: Sequence[tuple[Limit, float]]) -> _Nearness:
+    """What can be expected to end comes first, then fewer limits broken, then the smaller excess, then the cheaper."""
+    doubtful = scored.course.run_time is not None and scored.course.wall_time is None
+    return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
+
+
+def _explain(limiter: Limiter, scored: _Scored) -> LimitMiss:
+    return limiter.explain(scored.offer, scored.course.run_time, scored.course.wall_time, scored.cost)
 
 
 def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scored:

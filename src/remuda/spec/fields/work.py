@@ -74,7 +74,7 @@ SAMPLES = Field(
 
 
 def _check_rate_name(name: str) -> None:
-    """An accelerator's name or family, or cpu, alone or as NAME:COUNT; a rate under any other name would never count."""
+    """An accelerator's name or family, or cpu, alone or as NAME:COUNT: a rate under any other name never counts."""
     from remuda.catalog.accelerators import find_accelerator, names_matching, suggest
 
     what, colon, count = name.partition(":")
@@ -97,7 +97,7 @@ RATES = Field(
         words="accelerator names, or cpu, each with the samples per second of one node",
         key_schema={"type": "string"},
     ),
-    help="Samples per second that you measured on one node, by the accelerator's name or cpu, alone or with how many it had.",
+    help="Samples per second that you measured on one node: by accelerator, as NAME or NAME:COUNT, or cpu.",
     example="rates: {H100: 5200, cpu: 40}",
 )
 
