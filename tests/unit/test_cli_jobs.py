@@ -3,13 +3,15 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_event, make_job, make_node
 
 from remuda.cli.main import cli
-from remuda.client import wire
+from remuda.client import ApiError, wire
+from remuda.domain.tasks import Task
 
 __all__ = ["client"]
 FOUND = wire.Found(kind="gang", name="rm-0-x-1", where="local/box", why="no unfinished job wants it", done=False)
@@ -249,3 +251,34 @@ def test_an_unknown_command_names_its_neighbour() -> None:
     assert answer.exit_code == 2
     assert "Did you mean `remuda status`?" in answer.stderr
     assert "See `remuda --help`" in run("qqqq").stderr
+
+
+def test_diff_shows_flags_and_dollars_as_people_write_them(client: FakeClient) -> None:
+    client.all_jobs["flagged"] = make_job(
+        "flagged", "done", task=Task(name="flagged", run="true", params={"fast": True}), spent_micros=44
+    )
+    assert ["task.params.fast", "-", "true"] in lines(run("diff", "good", "flagged"))
+    assert "0.000044" in run("diff", "good", "flagged").stdout
+    rows = {row["field"]: row["second"] for row in json.loads(run("diff", "good", "flagged", "-o", "json").stdout)}
+    assert rows["task.params.fast"] is True
+
+
+def test_status_refuses_a_form_that_it_does_not_have(client: FakeClient) -> None:
+    assert run("status", "good", "-o", "csv").exit_code == 2
+
+
+def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(text: str, **how: object) -> wire.Submitted:
+        raise ApiError("no-offer", "No offer: no place that is configured here (local) has H100:8", "", 422)
+
+    monkeypatch.setattr(client, "submit", refuse)
+    file = tmp_path / "task.yaml"
+    file.write_text("run: 'true'\nresources: {gpu: H100:8}\n")
+    told = run("run", str(file))
+    assert told.exit_code == 1
+    assert told.stderr.startswith("error: No offer: no place that is configured here (local) has H100:8\n")
+    assert f"`remuda plan {file}` ranks all" in told.stderr
+    file.write_text("run: 'true'\nresources: {instance: p5.48xlrge}\n")
+    assert "did you mean p5.48xlarge?" in run("run", str(file)).stderr

@@ -171,3 +171,17 @@ def test_settings_that_are_wrong_are_said(planned: Path) -> None:
     result = run(planned, "")
     assert result.exit_code == 2
     assert "Did you mean 'local'?" in result.stderr
+
+
+def test_names_that_nobody_knows_are_told_instead_of_far_misses(planned: Path) -> None:
+    wrong = run(planned, "resources: {providers: [awss], regions: [mars], instance: h100.bigg}\n")
+    assert wrong.exit_code == 1
+    assert "No offer: the catalog has no provider 'awss'; did you mean aws?" in wrong.stderr
+    assert "The catalog has no region 'mars'." in wrong.stderr
+    assert "no instance type 'h100.bigg'; did you mean h100.big?" in wrong.stderr
+
+
+def test_any_node_is_called_so(planned: Path) -> None:
+    assert run(planned, "").stdout.startswith("t: any node; ")
+    assert run(planned, "nodes: 2\n").stdout.startswith("t: 2 nodes of any kind; ")
+    assert run(planned, "nodes: 2\nresources: {cpu: 2}\n").stdout.startswith("t: 2 nodes with 2 CPUs; ")

@@ -75,7 +75,9 @@ CODES: Mapping[str, Code] = {
     "not-found": Code(status=404, meaning="There is no such route.", hint="see /v1/openapi.json"),
     "wrong-method": Code(status=405, meaning="The route does not take this method.", hint="see /v1/openapi.json"),
     "job-not-found": Code(
-        status=404, meaning="The project has no job of this name or id.", hint="`remuda ps` lists the jobs"
+        status=404,
+        meaning="The project has no job of this name or id.",
+        hint="`remuda ps` lists the jobs of all projects; -p names another project",
     ),
     "exec-not-found": Code(
         status=404,
@@ -180,7 +182,7 @@ def reference() -> str:
         "Every error of the API has the same form; `code` never changes its meaning, `message` is for people:",
         "",
         "```json",
-        '{"code": "job-not-found", "message": "project default has no job x", "hint": "`remuda ps` lists the jobs"}',
+        '{"code": "job-not-found", "message": "project default has no job x", "hint": "..."}',
         "```",
         "",
         "| code | status | meaning | what to do |",

@@ -24,7 +24,7 @@ def command(first: str, second: str, project: str, output: str) -> None:
     with session() as client:
         a, b = dict(_facts(client.job(project, first))), dict(_facts(client.job(project, second)))
     rows = [
-        (name, _cell(name, a.get(name)), _cell(name, b.get(name)))
+        (name, _cell(name, a.get(name), output), _cell(name, b.get(name), output))
         for name in sorted({*a, *b})
         if a.get(name) != b.get(name)
     ]
@@ -58,9 +58,15 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def _cell(name: str, value: object) -> object:
+def _cell(name: str, value: object, output: str) -> object:
     if name in _TEXTS and isinstance(value, str):
         import hashlib
 
-        return f"{len(value.splitlines())} lines, sha256 {hashlib.sha256(value.encode()).hexdigest()[:12]}"
+        count = len(value.splitlines())
+        return f"{count} line{'s' if count != 1 else ''}, sha256 {hashlib.sha256(value.encode()).hexdigest()[:12]}"
+    if output == "table":
+        if isinstance(value, bool):
+            return str(value).lower()  # as the task file has it
+        if name == "result.spent_usd" and isinstance(value, float):
+            return f"{value:.6f}"
     return value

@@ -1,5 +1,7 @@
 """The entry point: a lazy table of commands, so that `remuda --help` imports none of them."""
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 
@@ -89,8 +91,19 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the CLI; called by the `remuda` script."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as `remuda ps >&-` does
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it lives as long as the process
     try:
-        cli.main(args=list(arguments) if arguments is not None else None, prog_name="remuda")
+        try:
+            cli.main(args=list(arguments) if arguments is not None else None, prog_name="remuda")
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)  # as a shell reports SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        click.echo(f"error: cannot write: {error.strerror}", err=True)
+        os._exit(1)  # what is still buffered cannot be written either

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, json_out, output_option, pairs_out, rows_out
+from remuda.cli.output import Column, json_out, pairs_out, rows_out
 from remuda.cli.session import project_option, session
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 @click.command("status")
 @click.argument("name")
 @project_option
-@output_option
+@click.option(
+    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to say it."
+)
 def command(name: str, project: str, output: str) -> None:
     """Show one job: phase, place, attempts, reasons, position in the queue."""
     with session() as client:
@@ -25,8 +27,8 @@ def command(name: str, project: str, output: str) -> None:
         json_out(decode(encode(job)))  # task, origin and offer are raw JSON inside
         return
     pairs_out(_facts(job))
-    _attempts_out(job, output)
-    _nodes_out(job, output)
+    _attempts_out(job)
+    _nodes_out(job)
 
 
 def _facts(job: "JobDetail") -> list[tuple[str, object]]:
@@ -51,7 +53,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     return facts
 
 
-def _attempts_out(job: "JobDetail", output: str) -> None:
+def _attempts_out(job: "JobDetail") -> None:
     from remuda.cli import shown
 
     columns = [
@@ -65,10 +67,10 @@ def _attempts_out(job: "JobDetail", output: str) -> None:
     ]
     rows = [(a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason) for a in job.attempts]
     if rows:
-        rows_out(columns, rows, output, title="\nattempts")
+        rows_out(columns, rows, title="\nattempts")
 
 
-def _nodes_out(job: "JobDetail", output: str) -> None:
+def _nodes_out(job: "JobDetail") -> None:
     from remuda.cli import shown
 
     if not job.attempts:
@@ -86,7 +88,7 @@ def _nodes_out(job: "JobDetail", output: str) -> None:
         (n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason)
         for n in job.attempts[-1].nodes
     ]
-    rows_out(columns, rows, output, title=f"\nnodes of attempt {job.attempts[-1].number}")
+    rows_out(columns, rows, title=f"\nnodes of attempt {job.attempts[-1].number}")
 
 
 def _use(telemetry: dict[str, float]) -> str:

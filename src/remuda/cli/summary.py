@@ -27,7 +27,7 @@ def summary_out(client: "Client", job: "JobDetail") -> None:
     if job.phase != "done":
         pairs.append(("why", job.reason))
     if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar says it there
-        pairs.append(("result", "  ".join(f"{name} {value}" for name, value in result.items())))
+        pairs.append(("result", shown.show_progress(result)))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
     pairs_out([(f"  {name}", value) for name, value in pairs], file=sys.stderr)

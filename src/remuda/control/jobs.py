@@ -175,7 +175,8 @@ def _limits(view: JobView, now: datetime) -> Action:
         ending = view.rate.over(job.task.grace + MARGIN)
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
-            return Limit(reason=f"{_SPENT} {format_usd(view.spent)} of at most {format_usd(cap)}", budget=True)
+            rest = f", and its grace may cost {format_usd(ending)}" if view.spent < cap else ""
+            return Limit(reason=f"{_SPENT} {format_usd(view.spent)} of at most {format_usd(cap)}{rest}", budget=True)
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))
     return LookAgain(after=min(times))
