@@ -16,7 +16,6 @@ from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job
 from remuda.domain.messages import CheckpointWork, NotYours
-from remuda.domain.units import format_memory
 from remuda.store.base import Changes, NotFound, Stale, Store
 from remuda.store.blobs import BlobStore
 from remuda.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
@@ -191,7 +190,16 @@ class CheckpointDesk:
 
 def describe(files: int, size: int) -> str:
     """How large a checkpoint is, such as "3 files, 1.5 GiB"."""
-    return f"{files} file{'' if files == 1 else 's'}, {format_memory(max(1, size >> 20))}"
+    return f"{files} file{'' if files == 1 else 's'}, {say_size(size)}"
+
+
+def say_size(size: float) -> str:
+    """Bytes as people read them, such as "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def _sweep(folders: CheckpointFolders, kept: Sequence[SavedCheckpoint], coming: frozenset[str], now: datetime) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from remuda.control.agents.checkpoints import describe
+from remuda.control.agents.checkpoints import describe, say_size
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, Job, Node, NodePhase, Outcome
 from remuda.domain.messages import Message, MessageKind
@@ -75,9 +75,8 @@ def _checkpoint(message: Message) -> str:
     if message.number is None:
         return f"a checkpoint is complete: {size}"
     seconds = message.seconds or 0.0
-    rate = f", {message.sent / seconds / 2**20:.1f} MiB/s" if seconds > 0 and message.sent else ""
-    sent = f"{message.sent / 2**20:.1f} MiB sent in {seconds:.1f} s{rate}"
-    return f"checkpoint {message.number} is safe: {size}; {sent}"
+    rate = f", {say_size(message.sent / seconds)}/s" if seconds > 0 and message.sent else ""
+    return f"checkpoint {message.number} is safe: {size}; {say_size(message.sent)} sent in {seconds:.1f} s{rate}"
 
 
 def _exited(report: Report, message: Message, at: datetime) -> None:
