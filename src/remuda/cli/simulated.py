@@ -89,7 +89,7 @@ def write_files(results: "Sequence[Result]", csv_file: Path | None, parquet_file
             rows_out(_RUN_FIELDS, rows, "csv", file=file)
     if parquet_file is not None:
         import pyarrow as arrow  # type: ignore[import-untyped]  # ships no types
-        from pyarrow import parquet  # type: ignore[import-untyped]  # ships no types
+        from pyarrow import parquet
 
         columns = dict(zip(_RUN_FIELDS, map(list, zip(*rows, strict=True)), strict=True))
         parquet.write_table(arrow.table(columns), parquet_file)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from remuda.domain.jobs import Job
 from remuda.domain.offers import Offer
@@ -159,13 +160,13 @@ class _Pool:
             yield number, arrival
 
 
-def _csv(path: Path) -> Iterator[tuple[str, ...]]:
+def _csv(path: Path) -> Iterator[tuple[Any, ...]]:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             yield tuple(row[column] for column in _COLUMNS)
 
 
-def _parquet(path: Path) -> Iterator[tuple[object, ...]]:
+def _parquet(path: Path) -> Iterator[tuple[Any, ...]]:
     from pyarrow import parquet  # type: ignore[import-untyped]  # ships no types
 
     columns = parquet.read_table(path, columns=list(_COLUMNS)).to_pydict()

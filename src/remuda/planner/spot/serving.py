@@ -1,0 +1,207 @@
+"""Where a service's replicas run: on spot spread over zones, with a spare while the risk asks for one, and on demand
+where spot does not suffice. Pure; the driver asks at every tick and whenever a replica comes or goes.
+
+What a policy sees of a zone is only what happened to its own replicas and launches there: a launch that fails costs
+nothing and tells that there is no spot now.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple, Protocol
+
+_HOUR_S, _DAY_S = 3600.0, 86400.0
+_PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # of every zone, before anything is seen there
+_MOST_SPARES = 2
+_THRIFT = 2.1  # the shortfall allowed over all the time may come in the part of it that is without a spare
+_SCARCE_BACKING = 2  # on-demand replicas more than are missing, where spot does not even fill the service
+_STORM = 3  # so many zones lost within an hour: on-demand backs up what spot is left
+_SPREAD, _NEAR, _RECENT = 4.0, 4.0, 4.0  # weights of replicas in the zone, in its region, of a failure just now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What is fixed: so many replicas are to be ready for the share `availability` of the time."""
+
+    replicas: int
+    zones: int
+    cold_start_s: float
+    tick_s: float
+    availability: float = 0.995
+    regions: tuple[str, ...] = ()  # of each zone: zones of a region tend to lose their spot together
+
+    def together(self, zone: int) -> list[int]:
+        """The zones of a zone's region, itself among them."""
+        if not self.regions:
+            return [zone]
+        return [other for other, region in enumerate(self.regions) if region == self.regions[zone]]
+
+
+class Seen(NamedTuple):
+    """One moment: for each zone the ages of our spot replicas, ready or not, oldest first; what was lost, and which
+    launches failed, since the last decision; how many replicas on spot and on demand are ready.
+    """
+
+    now_s: float
+    ages_s: tuple[tuple[float, ...], ...]
+    lost: tuple[int, ...]
+    failed: tuple[int, ...]
+    ready: int
+    on_demand: int
+
+
+class Placement(NamedTuple):
+    """Spot replicas wanted in each zone, and replicas on demand."""
+
+    spot: tuple[int, ...]
+    on_demand: int
+
+
+class PlacementPolicy(Protocol):
+    """Decides for one service; it may learn from what it is shown."""
+
+    def place(self, seen: Seen) -> Placement: ...
+
+
+class SpotHedge:
+    """The policy of SkyServe (Mao et al., EuroSys 2025): spread, one spare, fall back to on-demand.
+
+    Zones where a replica was lost or not to be had are passed over until few others are left. Whatever is missing of
+    replicas + 1 ready on spot runs on demand, at most `replicas`.
+    """
+
+    def __init__(self, service: Service, spare: int = 1) -> None:
+        self._service, self._spare = service, spare
+        self._shunned: set[int] = set()
+        self._turn = 0
+
+    def place(self, seen: Seen) -> Placement:
+        wanted = self._service.replicas + self._spare
+        for zone in range(self._service.zones):
+            if seen.lost[zone] or seen.failed[zone]:
+                self._shunned.add(zone)
+            elif seen.ages_s[zone]:
+                self._shunned.discard(zone)
+        if self._service.zones - len(self._shunned) <= min(1, self._service.zones - 3):
+            self._shunned.clear()
+        spot = [len(ages) for ages in seen.ages_s]
+        while sum(spot) < wanted:
+            spot[self._next(spot)] += 1
+        return Placement(tuple(spot), min(self._service.replicas, max(0, wanted - seen.ready)))
+
+    def _next(self, spot: list[int]) -> int:
+        """A zone without a replica of ours before others, each in turn."""
+        zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(range(len(spot)))
+        self._turn += 1
+        free = [zone for zone in zones if not spot[zone]] or zones
+        return free[self._turn % len(free)]
+
+
+class Steady:
+    """Our placement: the zones that have kept replicas longest, and spares only while the risk of a loss asks for them.
+
+    Launches go to the zones with the best record, (losses + 0.6) / (hours held there + 0.5), away from zones and
+    regions that hold some already. A zone is lost with all that we have there, at 0.6 / (hours since it was last lost
+    + 0.5) an hour: what has lasted lasts. Where a loss would leave too few, the service is short for the cold start
+    and a tick; spares are added while the shortfall so expected is above what the availability aimed at allows.
+    On-demand fills what spot leaves open until it is ready, and backs up spot that is scarce or at risk.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._losses = [0.0] * service.zones
+        self._held_hr = [0.0] * service.zones
+        self._failed_at = [-_DAY_S] * service.zones
+        self._lost_at = [-_DAY_S] * service.zones
+        self._age_hr = [0.0] * service.zones
+        self._before_s = 0.0
+        self._spares = 0
+
+    def place(self, seen: Seen) -> Placement:
+        self._learn(seen)
+        need = self._service.replicas
+        held = [len(ages) for ages in seen.ages_s]
+        self._spares, risk = self._choose_spares(held, seen.now_s)
+        spot = held.copy()
+        excess = sum(spot) - need - self._spares
+        for _ in range(min(excess, seen.ready - need)):  # never one that is ready for one that still loads
+            spot[self._worst(spot)] -= 1
+        while sum(spot) < need + self._spares:
+            spot[self._best(spot, seen.now_s)] += 1
+        empty = [zone for zone in range(len(spot)) if not spot[zone]]
+        if risk > self._allowed() and max(spot) > 1 and empty:  # two in a zone go together: try for another zone
+            spot[min(empty, key=lambda zone: (self._failed_at[zone], self.rate(zone)))] += 1
+        backed = int(risk > self._allowed() or self._recently_lost() >= _STORM)
+        if sum(held) < need:
+            backed = _SCARCE_BACKING
+        return Placement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
+
+    def rate(self, zone: int) -> float:
+        """Losses an hour to expect there, by its record."""
+        return (self._losses[zone] + _PRIOR_LOSSES) / (self._held_hr[zone] + _PRIOR_HR)
+
+    def _recently_lost(self) -> int:
+        """Zones lost within the last hour."""
+        return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
+
+    def _allowed(self) -> float:
+        """Losses an hour that may leave the service short."""
+        return (
+            _THRIFT * (1 - self._service.availability) * _HOUR_S / (self._service.cold_start_s + self._service.tick_s)
+        )
+
+    def _learn(self, seen: Seen) -> None:
+        hours = (seen.now_s - self._before_s) / _HOUR_S
+        self._before_s = seen.now_s
+        for zone, ages in enumerate(seen.ages_s):
+            self._age_hr[zone] = ages[0] / _HOUR_S if ages else 0.0
+            if ages or seen.lost[zone]:
+                self._held_hr[zone] += hours
+            if seen.lost[zone]:
+                self._losses[zone] += 1
+                self._lost_at[zone] = seen.now_s
+            if seen.failed[zone] or seen.lost[zone]:
+                self._failed_at[zone] = seen.now_s
+
+    def _choose_spares(self, held: list[int], now_s: float) -> tuple[int, float]:
+        """The least number of spares at which the expected shortfall is allowed, and the risk with what is held.
+
+        Where no number will do, the one of the least risk.
+        """
+        need = self._service.replicas
+        spot = held.copy()
+        while sum(spot) > need:
+            spot[self._worst(spot)] -= 1
+        best = 0, inf
+        for spares in range(_MOST_SPARES + 1):
+            while sum(spot) < need + spares:
+                spot[self._best(spot, now_s)] += 1
+            risk = self._risk(spot)
+            if risk < best[1] - 1e-9:
+                best = spares, risk
+            if risk <= self._allowed():
+                break
+        return best[0], self._risk(held)
+
+    def _risk(self, spot: list[int]) -> float:
+        """Losses an hour that leave too few."""
+        short = [zone for zone, count in enumerate(spot) if count and sum(spot) - count < self._service.replicas]
+        return sum(self._hazard(zone) for zone in short)
+
+    def _hazard(self, zone: int) -> float:
+        """Losses an hour to expect there now: what has lasted lasts, as spells of spot do."""
+        return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
+
+    def _worst(self, spot: list[int]) -> int:
+        """Which zone gives one up: where most could be lost at once."""
+        zones = [zone for zone in range(len(spot)) if spot[zone]]
+        return max(zones, key=lambda zone: (spot[zone] > 1, self.rate(zone) * spot[zone]))
+
+    def _best(self, spot: list[int], now_s: float) -> int:
+        """Where a launch promises most: few losses, not many of ours already, no failure a moment ago."""
+
+        def badness(zone: int) -> float:
+            since = (now_s - self._failed_at[zone]) / _HOUR_S
+            near = sum(spot[other] for other in self._service.together(zone))
+            return self.rate(zone) * (1 + _SPREAD * spot[zone] + _NEAR * near) + _RECENT / (0.05 + since)
+
+        return min(range(self._service.zones), key=badness)
