@@ -60,12 +60,12 @@ async def test_a_checkpoint_counts_when_all_of_it_is_here(api: Api) -> None:
     assert await latest(api, gang) is None
     files = [entry("a", b"one"), entry("deep/b", b"two"), {"path": "new", "link": "a"}]
     assert await missing(api, gang, name_of(b"one"), name_of(b"two")) == [name_of(b"one"), name_of(b"two")]
-    assert (await send(api, gang, b"one")).status_code == 204
+    assert (await send(api, gang, b"one")).json() == {"offset": 3}
     assert (await commit(api, gang, files)).json() == {"number": None, "missing": [name_of(b"two")]}
     assert await latest(api, gang) is None
     wrong = await send(api, gang, b"changed", name_of(b"two"))
     assert (wrong.status_code, wrong.json()["code"]) == (422, "blob-mismatch")
-    assert (await send(api, gang, b"two")).status_code == 204
+    assert (await send(api, gang, b"two")).status_code == 200
     assert (await commit(api, gang, files)).json() == {"number": 1, "missing": []}
     assert (await commit(api, gang, files)).json()["number"] == 1  # the answer was lost, it is asked again
     held = await latest(api, gang)
@@ -87,6 +87,28 @@ async def test_the_newest_two_are_kept_and_what_they_need(api: Api) -> None:
     codes = [(await fetch(api, gang, name_of(f"state {n}".encode()))).status_code for n in range(1, 5)]
     assert codes == [404, 404, 200, 200]
     assert (await fetch(api, gang, name_of(b"same"))).status_code == 200
+
+
+async def test_a_large_file_comes_in_parts(api: Api) -> None:
+    gang = await begin(api)
+    data = b"0123456789" * 3
+    path = f"/agent/v1/blobs/{name_of(data)}"
+
+    async def part(offset: int, body: bytes, size: int = 30) -> Any:
+        query: dict[str, str | int] = {"gang": gang, "offset": offset, "size": size}
+        return await api.http.put(path, params=query, content=body, headers=api.agent(gang))
+
+    assert (await part(0, data[:12])).json() == {"offset": 12}
+    assert (await part(0, data[:12])).json() == {"offset": 12}  # again, for the answer was lost
+    assert (await part(25, data[25:])).json() == {"offset": 12}  # a gap is not filled with nothing
+    assert (await missing(api, gang, name_of(data))) == [name_of(data)]
+    assert (await part(10, data[10:20])).json() == {"offset": 20}
+    assert (await part(20, data[20:])).json() == {"offset": 30}
+    assert (await part(20, data[20:])).json() == {"offset": 30}
+    assert (await fetch(api, gang, name_of(data))).content == data
+    path = f"/agent/v1/blobs/{name_of(b'other')}"
+    assert (await part(0, b"wrong", 5)).status_code == 422
+    assert (await part(0, b"other", 5)).json() == {"offset": 5}  # nothing stays of the wrong one
 
 
 async def test_what_is_coming_outlives_a_commit(api: Api) -> None:

@@ -51,7 +51,8 @@ class Stub:
         self.commits: list[dict[str, object]] = []
         self.put_delay_s = 0.0
         self.on_put: Callable[[], object] = lambda: None
-        self.put_status = 204
+        self.put_status = 200
+        self.parts: dict[str, bytearray] = {}
         self.requests: list[str] = []
         self.faults: list[str] = []
         self.lock = threading.Condition()
@@ -163,14 +164,21 @@ class Stub:
         assert isinstance(names, list)
         return 200, {"missing": [name for name in names if name not in self.held]}
 
-    def hold(self, name: str, data: bytes) -> tuple[int, object]:
+    def hold(self, name: str, query: dict[str, str], data: bytes) -> tuple[int, object]:
         self.on_put()
-        if self.put_status != 204:
+        if self.put_status != 200:
             return self.put_status, {"code": "no"}
+        if "size" in query:
+            part = self.parts.setdefault(name, bytearray())
+            if int(query["offset"]) == len(part):
+                part += data
+            if len(part) < int(query["size"]):
+                return 200, {"offset": len(part)}
+            data = bytes(self.parts.pop(name))
         if sha256(data).hexdigest() != name:
             return 422, {"code": "blob-mismatch"}
         self.held[name] = data
-        return 204, b""
+        return 200, {"offset": len(data)}
 
     def commit(self, ask: dict[str, object]) -> tuple[int, object]:
         files = ask["files"]
@@ -287,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["blobs", "missing"]:
                 return stub.missing(json.loads(data))
             case ["blobs", digest] if self.command == "PUT":
-                return stub.hold(digest, data)
+                return stub.hold(digest, query, data)
             case ["blobs", digest] if digest in stub.blobs or digest in stub.held:
                 return 200, stub.blobs.get(digest) or stub.held[digest]
             case ["checkpoints", "latest"]:

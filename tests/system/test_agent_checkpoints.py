@@ -153,6 +153,22 @@ def test_a_checkpoint_that_does_not_fit_into_a_notice_is_told() -> None:
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 1)
 
 
+def test_a_large_file_goes_on_where_the_line_broke() -> None:
+    run = "head -c 40000000 /dev/urandom >ckpt/a; sha256sum <ckpt/a"
+    with make_rig(run=run, checkpoint=SYNC) as rig:
+        calls = []
+
+        def fail() -> None:
+            calls.append(sum(map(len, rig.stub.parts.values())))
+            rig.stub.put_status = 503 if len(calls) == 2 else 200
+
+        rig.stub.on_put = fail
+        assert rig.finish() == 0
+        assert calls[:4] == [0, 16 << 20, 16 << 20, 32 << 20]
+        assert rig.output().split()[0] in rig.stub.held
+        assert rig.stub.last("checkpoint")["sent"] == 40_000_000
+
+
 def test_a_full_disk_of_the_control_plane_is_told_and_waited_for() -> None:
     with make_rig(run="echo 1 >ckpt/a", checkpoint=SYNC) as rig:
         rig.stub.put_status = 507
@@ -160,7 +176,7 @@ def test_a_full_disk_of_the_control_plane_is_told_and_waited_for() -> None:
         rig.until(lambda: events(rig))
         assert events(rig)[0].startswith("the control plane's disk is full")
         assert rig.stub.commits == []
-        rig.stub.put_status = 204
+        rig.stub.put_status = 200
         assert agent.wait(30) == 0
         assert rig.stub.folder() == {"a": b"1\n"}
 
@@ -214,3 +230,39 @@ def _agents(rig: Rig) -> list[str]:
         if str(rig.folder).encode() + b"/config" in command:
             found.append(name)
     return found
+
+
+def test_a_shared_folder_of_the_place_is_brought_up_to_date_once_for_all_ranks() -> None:
+    with make_rig(run="cp ckpt/a ../../seen-$REMUDA_RANK", checkpoint=SYNC, project="p", attempt=3, nodes=2) as rig:
+        rig.config["storage"] = str(rig.folder / "shared")
+        name = rig.stub.add_blob(b"from elsewhere\n")
+        files = [{"path": "a", "sha256": name, "size": 15, "mode": 0o644, "mtime_ns": 1}]
+        rig.stub.commits.append({"files": files})  # attempt 1 handed it over
+        folder = rig.folder / "shared" / "p" / str(rig.stub.work["job_id"])
+        agents = []
+        for rank in (1, 0):
+            rig.config["rank"], rig.config["home"] = rank, str(rig.folder / f"home{rank}")
+            agents.append(rig.launch())
+            rig.until(lambda rank=rank: (rig.folder / f"home{rank}" / "started").exists())
+        for rank in (0, 1):
+            rig.until(lambda rank=rank: (rig.folder / f"home{rank}" / "exit.json").exists())
+            assert (rig.folder / f"seen-{rank}").read_text() == "from elsewhere\n"
+        assert (folder / "checkpoint" / "a").read_text() == "from elsewhere\n"
+        assert (folder / "attempt").read_text() == "3"
+        for agent in agents:
+            agent.kill()
+        rig.stub.faults.clear()  # two ranks reported to a server that counts for one
+
+
+def test_a_shared_folder_that_is_newer_stays_as_it_is() -> None:
+    with make_rig(run="cat ckpt/a; echo more >>ckpt/a", checkpoint=SYNC, project="p", attempt=3) as rig:
+        rig.config["storage"] = str(rig.folder / "shared")
+        folder = rig.folder / "shared" / "p" / str(rig.stub.work["job_id"])
+        (folder / "checkpoint").mkdir(parents=True)
+        (folder / "checkpoint" / "a").write_text("from here\n")
+        (folder / "attempt").write_text("2")
+        rig.stub.commits.append({"files": []})  # of attempt 1
+        assert rig.finish() == 0
+        assert rig.output() == "from here\n"
+        assert len(rig.stub.commits) == 1  # it stays with its place
+        assert (folder / "checkpoint" / "a").read_text() == "from here\nmore\n"

@@ -149,14 +149,15 @@ class Config:
 
 
 class Taken:
-    """How the place takes its nodes back: SIGTERM without the file `unless`, or SIGUSR1 when a limit is near."""
+    """How the place takes its nodes back: SIGTERM without the file `unless`, a file `warning` before a limit."""
 
-    __slots__ = ("seconds", "source", "unless", "warning_s")
+    __slots__ = ("seconds", "source", "unless", "warning", "warning_s")
 
     def __init__(self, fields: Fields) -> None:
         self.unless = fields.text("unless")  # where it is, the gang is removed by us
         self.seconds = fields.number("seconds")  # between SIGTERM and SIGKILL
-        self.warning_s = fields.number("warning_s")  # between SIGUSR1 and the limit
+        self.warning = fields.text("warning")
+        self.warning_s = fields.number("warning_s")  # between its coming and the limit
         self.source = fields.text("source")
 
 

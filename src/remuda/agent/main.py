@@ -51,8 +51,6 @@ def act(config: Config, places: Places, lock: int, deliver: bool) -> int:
     runner.attach(link)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, runner.terminated)
-    if config.taken is not None:
-        loop.on_signal(signal.SIGUSR1, runner.warned)
     if deliver or os.path.exists(places.started) or os.path.exists(places.exit):
         runner.recover(patient=not deliver)
     else:

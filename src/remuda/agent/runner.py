@@ -136,10 +136,17 @@ class Runner:
         else:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
-    def warned(self) -> None:
-        """SIGUSR1: the place's own time limit is near."""
+    def _look_for_warning(self) -> None:
+        """Whether the place's own time limit is near. Listing makes network file systems ask their server."""
         taken = self._config.taken
-        if taken is not None and not self._over and self._work is not None:
+        if taken is None or self._work is None or self._ending is not None:
+            return
+        folder, name = os.path.split(taken.warning)
+        try:
+            warned = name in os.listdir(folder)
+        except OSError:
+            return  # looked for again soon
+        if warned:
             reason = f"the time that {taken.source} gave is nearly over"
             self._noticed(taken.warning_s, taken.source, reason)
 
@@ -293,6 +300,7 @@ class Runner:
         """Once a second: has the lease run out, is the work idle, has it anything to tell?"""
         self._loop.after(1, self._tick)
         self._link.pump()
+        self._look_for_warning()
         if time.monotonic() > self._link.lease_until:
             if self._work is None or self._over:
                 self._leave()

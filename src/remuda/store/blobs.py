@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import datetime
-from hashlib import sha256
+from hashlib import file_digest, sha256
+from io import BufferedRandom
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -41,6 +42,31 @@ class BlobStore:
     def writer(self, name: str) -> "BlobWriter":
         """For bytes that arrive in pieces: a context manager whose clean end stores the blob."""
         return BlobWriter(self._path(name), name)
+
+    def append(self, name: str, offset: int, data: bytes, size: int) -> int:
+        """Take a part of a blob of `size` bytes; where the next part has to begin, `size` when the blob is stored.
+
+        Parts come in order; one that does not follow on what is here is answered with where to go on. What is here of
+        an unfinished blob outlives this process, until a sweep. Raises Mismatch (begin anew), Full.
+        """
+        path = self._path(name)
+        if _touch(path):
+            return size
+        part = path.with_name(f"{name}.part")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+                here = os.fstat(file.fileno()).st_size
+                if offset <= here and offset + len(data) > here:
+                    file.seek(offset)
+                    file.write(data)
+                    here = offset + len(data)
+                if here < size:
+                    return here
+                _finish_part(file, part, path)
+        except OSError as error:
+            raise _told(error, part) from error
+        return size
 
     def open(self, name: str) -> BinaryIO:
         """Raises NotFound."""
@@ -126,12 +152,28 @@ class BlobWriter:
             raise Mismatch(f"the bytes of blob {self._name} have the hash {self._hash.hexdigest()}; send them again")
         file.flush()
         os.fsync(file.fileno())
-        os.replace(self._part, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _put_in_place(self._part, self._path)
+
+
+def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
+    """Make a blob of all of its parts. Raises Mismatch, and then nothing of it stays."""
+    file.flush()
+    file.seek(0)
+    found = file_digest(file, "sha256").hexdigest()
+    if found != path.name:
+        part.unlink()
+        raise Mismatch(f"the bytes of blob {path.name} have the hash {found}; send them again")
+    os.fsync(file.fileno())
+    _put_in_place(part, path)
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    os.replace(part, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _touch(path: Path) -> bool:

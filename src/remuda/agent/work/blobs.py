@@ -34,7 +34,9 @@ class Line:
         self._connection: http.client.HTTPConnection | None = None
         self._delay = FIRST_DELAY_S
 
-    def ask(self, method: str, route: str, body: object = None, length: int | None = None) -> http.client.HTTPResponse:
+    def ask(
+        self, method: str, route: str, body: object = None, length: int | None = None, query: str = ""
+    ) -> http.client.HTTPResponse:
         """The answer, whatever its status; the gang's name is added. Raises OSError, HTTPException."""
         address = Address(self._config.address)
         headers = {"Authorization": f"Bearer {self._config.token}", "Remuda-Agent-Protocol": str(PROTOCOL)}
@@ -44,7 +46,7 @@ class Line:
         try:
             if self._connection is None:
                 self._connection = connect(address)
-            path = f"{address.prefix}/agent/v1/{route}?gang={self._config.gang}"
+            path = f"{address.prefix}/agent/v1/{route}?gang={self._config.gang}{query}"
             try:
                 self._connection.request(method, path, body, headers)  # type: ignore[arg-type]  # bytes or a reader
             except (BrokenPipeError, ConnectionResetError):

@@ -292,7 +292,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _close_all_but(keep: set[int]) -> None:
-    for name in os.listdir("/dev/fd"):
+    for name in os.listdir("/dev/fd" if os.path.isdir("/dev/fd") else "/proc/self/fd"):  # a bare root may lack either
         if int(name) not in keep:
             try:
                 os.close(int(name))

@@ -28,6 +28,8 @@ MISMATCH = 422
 RACY_NS = 2_000_000_000  # a file that changed so shortly before it was read may change again within one tick
 COMMITS = 5  # how often what the control plane has lost meanwhile is sent again
 RESTORES = 5
+SETTLE_S = 0.5  # between looks whether rank 0 has done its part
+PART = 16 * 1024 * 1024  # bytes of one request; a letter of some carriers takes no more than 64 MiB
 
 
 class Changed(Exception):
@@ -171,17 +173,23 @@ class Saving:
         raise Changed("what the control plane holds")
 
     def _send(self, entry: Entry, name: str) -> int:
-        """Send one file, from its start after anything went wrong; returns its size."""
+        """Send one file; after anything went wrong, from where the control plane has it. Returns its size."""
+        offset, size = 0, entry[1]
         while True:
+            part = Reader(self, entry, offset, min(offset + PART, size)) if size > PART else Reader(self, entry)
+            query = f"&offset={offset}&size={size}" if size > PART else ""
             try:
-                reply = self._line.ask("PUT", f"blobs/{name}", Reader(self, entry), entry[1])
-                reply.read()
+                reply = self._line.ask("PUT", f"blobs/{name}", part, part.size, query)
+                data = reply.read()
             except (OSError, http.client.HTTPException):
                 self._check(entry)
                 self._line.wait()
                 continue
-            if reply.status == 204:
-                return entry[1]
+            if reply.status == 200:
+                offset = json.loads(data)["offset"]
+                if offset >= size:
+                    return size
+                continue
             if reply.status == MISMATCH:
                 raise Changed(entry[0])
             self._line.check(reply.status, "a checkpoint")
@@ -240,16 +248,18 @@ class Saving:
 
 
 class Reader:
-    """One file as http.client wants the body of a request."""
+    """One file, or a part of it, as http.client wants the body of a request."""
 
-    def __init__(self, saving: Saving, entry: Entry) -> None:
+    def __init__(self, saving: Saving, entry: Entry, start: int = 0, end: int | None = None) -> None:
         self._saving = saving
         self._entry = entry
-        self._at = 0
+        self._at = start
+        self._end = entry[1] if end is None else end
+        self.size = self._end - start
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes. Raises Changed where the file has become shorter."""
-        left = self._entry[1] - self._at
+        left = self._end - self._at
         data = os.pread(self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at)
         if left and not data:
             raise Changed(self._entry[0])
@@ -257,14 +267,42 @@ class Reader:
         return data
 
 
-def restore(config: Config, folder: str) -> str:
-    """Make `folder` the newest checkpoint of the job, if there is one; what was done, for people, "" for nothing.
+def settle(config: Config, storage: str, attempt: int) -> str:
+    """Make a folder that the nodes of this place share the newest state, once for all ranks; as `restore`.
 
-    Raises Missing, OSError.
+    The file `attempt` beside it says which attempt had it last; what a later one has handed over elsewhere is newer.
+    """
+    path = os.path.dirname(storage) + "/attempt"
+    if config.rank > 0:
+        while read_number(path) != attempt:  # rank 0 is at it; a stop kills this process
+            time.sleep(SETTLE_S)
+        return ""
+    user = read_number(path)
+    if user is None:
+        user = 0 if os.path.isdir(storage) and os.listdir(storage) else -1
+    os.makedirs(os.path.dirname(storage), mode=0o700, exist_ok=True)
+    told = restore(config, storage, later_than=user)
+    write_whole(path, str(attempt), sync=True)
+    return told
+
+
+def read_number(path: str) -> int | None:
+    """The number that a file holds; None where there is no such file (yet)."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def restore(config: Config, folder: str, later_than: int = -1) -> str:
+    """Make `folder` the newest checkpoint of the job, if an attempt `later_than` that number handed one over.
+
+    Returns what was done, for people, "" for nothing. Raises Missing, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
         found = json.loads(Line(config).read("GET", "checkpoints/latest"))["checkpoint"]
-        if found is None:
+        if found is None or found["attempt"] <= later_than:
             return ""
         try:
             fetch(config, found["files"], folder)
@@ -282,7 +320,7 @@ def fetch(config: Config, files: list[dict[str, object]], folder: str) -> None:
     """Bring all files, then put them in the folder's place. Raises Missing, OSError."""
     from .folder import inside
 
-    fresh, line = config.home + "/restored", Line(config)
+    fresh, line = folder + ".remuda-new", Line(config)  # beside it, for it may lie on a disk of its own
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:
@@ -295,7 +333,6 @@ def fetch(config: Config, files: list[dict[str, object]], folder: str) -> None:
         os.chmod(path, int(str(each["mode"])) & 0o777)
         os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
     remove_tree(folder)
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
     os.rename(fresh, folder)
 
 

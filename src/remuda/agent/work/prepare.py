@@ -22,7 +22,7 @@ from .trees import copy_tree, remove_tree, replace_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Config, Work
+    from ..config import Checkpoint, Config, Work
     from .environment import Places
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -82,18 +82,20 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
     for source, target in work.inputs:  # after the setup, which must not depend on what its key does not name
         transfer(source, inside(places.work, target), "input")
     if work.checkpoint is not None:
-        if work.checkpoint.sync and work.checkpoint.storage is None:
-            _go_on(config, inside(places.work, work.checkpoint.path), channel)
+        if work.checkpoint.sync:
+            _go_on(config, work, work.checkpoint, inside(places.work, work.checkpoint.path), channel)
         link_checkpoint(work.checkpoint, places.work)
     return reused
 
 
-def _go_on(config: Config, folder: str, channel: int) -> None:
+def _go_on(config: Config, work: Work, checkpoint: Checkpoint, folder: str, channel: int) -> None:
     """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, OSError."""
-    from .handover import restore
+    from .handover import restore, settle
 
     try:
-        told = restore(config, folder)
+        told = (
+            restore(config, folder) if checkpoint.storage is None else settle(config, checkpoint.storage, work.attempt)
+        )
     except Missing as error:
         raise CannotBuild(f"the newest checkpoint cannot be fetched: {error}") from error
     if told:

@@ -41,14 +41,15 @@ async def put(request: Request, project: ProjectPath, blob: Annotated[str, Path(
     return done()
 
 
-async def take_blob(request: Request, writer: BlobWriter, limit: int) -> None:
-    """Store the body as it comes. Raises Problem, Full."""
-    parts, size = [], 0
+async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
+    """Store the body as it comes and return its size. Raises Problem, Full."""
+    parts, size, total = [], 0, 0
     await asyncio.to_thread(writer.__enter__)
     try:
         async for part in stream_bytes(request, limit):
             parts.append(part)
             size += len(part)
+            total += len(part)
             if size >= _AT_ONCE:
                 await asyncio.to_thread(writer.write, b"".join(parts))
                 parts, size = [], 0
@@ -60,3 +61,4 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> None:
         await asyncio.to_thread(writer.__exit__, None, None, None)
     except Mismatch as error:
         raise Problem("blob-mismatch", str(error)) from error
+    return total

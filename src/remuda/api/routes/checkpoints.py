@@ -1,9 +1,10 @@
 """Agents hand checkpoints over and fetch the newest: files by content, then the commit that makes them count."""
 
+from asyncio import to_thread
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,13 +13,15 @@ from remuda.api.errors import Problem
 from remuda.api.openapi import document
 from remuda.api.routes.agents import GangQuery, enter
 from remuda.api.routes.blobs import take_blob
-from remuda.api.wire import MIB, done, read, reply
+from remuda.api.wire import MIB, read, read_bytes, reply
 from remuda.client.wire import BlobsAsk, BlobsMissing, Reply
 from remuda.control.agents.checkpoints import Missing, Unfit
 from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from remuda.domain.messages import NotYours
+from remuda.store.base import Mismatch
 
 _LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
+_PART_LIMIT = 32 * MIB
 _LARGEST = 1 << 50  # bytes of one file; a full disk is what bounds it
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
@@ -39,6 +42,12 @@ class LatestAnswer(Reply, frozen=True, kw_only=True):
     """What the gang starts from; null where the job has none."""
 
     checkpoint: HeldCheckpoint | None
+
+
+class PartAnswer(Reply, frozen=True, kw_only=True):
+    """The next byte that the server wants; the size of the file when it holds all of it."""
+
+    offset: int
 
 
 class CommitAsk(Struct, frozen=True, kw_only=True):
@@ -89,17 +98,28 @@ async def missing(request: Request, gang: GangQuery) -> Response:
 @router.put(
     "/blobs/{blob}",
     **document(
-        "Send a file of the coming checkpoint.",
+        "Send a file of the coming checkpoint, whole, or the part at `offset` of its `size` bytes.",
         sends=True,
-        status=204,
-        errors=("gang-not-found", "blob-mismatch", "too-slow", "disk-full"),
+        answer=PartAnswer,
+        errors=("gang-not-found", "blob-mismatch", "too-large", "too-slow", "disk-full"),
     ),
 )
-async def put(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+async def put(
+    request: Request,
+    blob: BlobPath,
+    gang: GangQuery,
+    offset: Annotated[int, Query(ge=0, le=_LARGEST)] = 0,
+    size: Annotated[int | None, Query(ge=1, le=_LARGEST)] = None,
+) -> Response:
     house = await enter(request, gang)
     blobs = await house.plant.checkpoints.blobs(gang)
-    await take_blob(request, blobs.writer(blob), _LARGEST)
-    return done()
+    if size is None:
+        return reply(PartAnswer(offset=await take_blob(request, blobs.writer(blob), _LARGEST)))
+    data = await read_bytes(request, _PART_LIMIT)
+    try:
+        return reply(PartAnswer(offset=await to_thread(blobs.append, blob, offset, data, size)))
+    except Mismatch as error:
+        raise Problem("blob-mismatch", str(error)) from error
 
 
 @router.post(

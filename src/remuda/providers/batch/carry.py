@@ -8,7 +8,7 @@ from remuda.providers.base import ProviderError, TryAgain
 from remuda.providers.batch.seat import Letter, Seat
 
 _ANSWER_S = 120.0  # the longest poll of an agent lasts 30 s, and it asks again after a minute
-_ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/")
+_ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/", b"PUT /agent/v1/")
 _AT_ONCE = 256  # requests under way; long polls are most of them
 
 
