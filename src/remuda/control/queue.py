@@ -25,6 +25,7 @@ from remuda.store.base import Changes, Held, NotFound, Stale, Store
 _HEAD = 16  # jobs read by a pass
 _DEEP = 1000  # jobs read by the pass that looks behind a blocked head
 _DEEP_EVERY = timedelta(seconds=10)
+_HOSTS = "hosts"  # the plant's key: what shared hosts have is written down again
 _LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have come back without a sign
 _EXPLAINED = 4  # of the jobs that stay, how many are told why in one pass
 _BUSY_PAUSE = timedelta(milliseconds=250)  # of the passes that new jobs cause while nothing is free
@@ -86,7 +87,8 @@ class QueueReconciler:
             return await self._place_all(head, len(head) == limit, now)
         except Stale:
             return timedelta(milliseconds=10)
-        except (Held, NotFound):  # the books of a host changed under the plan
+        except (Held, NotFound):  # the books of a host changed under the plan, or it is new to them
+            self._hint(_HOSTS)
             return timedelta(seconds=1)
 
     def _look_deep(self, now: datetime) -> bool:

@@ -1,0 +1,112 @@
+"""The ssh provider keeps the contract, with real SSH servers on two hosts and a stand-in for the agent there."""
+
+import asyncio
+import io
+import os
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.system.hosts import Lab, lab_at
+
+from remuda.providers.base import GangState, Provider, ProviderContext
+from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.registry import check_settings
+from remuda.providers.ssh import MANIFEST, make
+
+STAND_IN = Path(__file__).with_name("agent_stand_in.py")
+pytestmark = pytest.mark.system
+
+
+def pack_stand_in() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py", (1980, 1, 1, 0, 0, 0)), STAND_IN.read_bytes())
+    return buffer.getvalue()
+
+
+class SshPlace:
+    """Two hosts; `later` shifts the providers' clock. Each installation keeps its records in a folder of its own."""
+
+    def __init__(self, lab: Lab, root: Path) -> None:
+        self.lab, self.root = lab, root
+        self.later = timedelta(0)
+        self.providers: list[Provider] = []
+
+    def provider(self, installation: str) -> Provider:
+        home = self.root / installation
+        home.mkdir(exist_ok=True)
+        context = ProviderContext(
+            installation=installation,
+            home=home,
+            settings=check_settings(
+                MANIFEST, {"hosts": "h1 h2", "ssh_config": str(self.lab.ssh_config), "price_usd_hr": 3.6}
+            ),
+            agent_archive=pack_stand_in,
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        self.providers.append(make(context))
+        return self.providers[-1]
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(30):
+            while not await self._settled():
+                await asyncio.sleep(0.02)
+
+    async def _settled(self) -> bool:
+        for provider in self.providers:
+            for gang in await provider.gangs():
+                folders = [path for host in self.lab.hosts for path in self._folders(host.home, gang.name)]
+                up = [(folder / "lock").exists() for folder in folders]
+                if gang.state is not GangState.ENDED and (gang.reason or not all(up)):
+                    return False
+        return True
+
+    async def end(self, gang: str) -> None:
+        for host in self.lab.hosts:
+            for folder in self._folders(host.home, gang):
+                (folder / "finish").touch()
+        async with asyncio.timeout(30):
+            for provider in self.providers:
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.02)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length
+
+    @staticmethod
+    def _folders(home: Path, gang: str) -> list[Path]:
+        return [path for path in home.glob(f".remuda-agent/*/*/gangs/{gang}/*") if path.is_dir()]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
+        lab.add()
+        lab.add()
+        with lab.entered():
+            yield lab
+
+
+class TestSsh(ProviderContract):
+    @pytest.fixture
+    def place(self, lab: Lab, tmp_path: Path) -> Iterator[Place]:
+        yield SshPlace(lab, tmp_path)
+        deadline = time.monotonic() + 10
+        while left := list_left():
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.05)
+
+
+def list_left() -> list[str]:
+    """Command lines of stewards, agents and what they started."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [command] if "/.remuda-agent/" in command else []
+    return found

@@ -1,0 +1,332 @@
+"""Hosts as they are found: keys, jumps, inventories, nothing but a busybox, neighbours, silence and broken launches."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.contract.test_provider_ssh import pack_stand_in
+from tests.system.hosts import Lab, LabHost, lab_at
+
+from remuda.domain.offers import Offer
+from remuda.domain.places import Hold
+from remuda.domain.tasks import Scalar
+from remuda.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapacity, ProviderContext, Refused, TryAgain
+from remuda.providers.registry import check_settings
+from remuda.providers.ssh import MANIFEST, make
+from remuda.providers.ssh.provider import SshProvider
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
+        lab.add(gpus=2)
+        lab.add()
+        with lab.entered():
+            yield lab
+
+
+@pytest.fixture
+def around(lab: Lab, tmp_path: Path) -> "Around":
+    return Around(lab, tmp_path)
+
+
+class Around:
+    """Makes providers over the lab's hosts."""
+
+    def __init__(self, lab: Lab, root: Path) -> None:
+        self.lab, self.root = lab, root
+
+    @asynccontextmanager
+    async def provider(self, installation: str = "ours", **settings: Scalar):  # type: ignore[no-untyped-def]
+        given = {"hosts": "h1 h2", "ssh_config": str(self.lab.ssh_config), **settings}
+        home = self.root / installation
+        home.mkdir(exist_ok=True)
+        made = make(
+            ProviderContext(
+                installation=installation,
+                home=home,
+                settings=check_settings(MANIFEST, given),
+                agent_archive=pack_stand_in,
+                now=lambda: datetime.now(UTC),
+            )
+        )
+        assert isinstance(made, SshProvider)
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+async def offer_of(provider: SshProvider, zone: str | None, count: int = 0) -> Offer:
+    offers = [each for each in await provider.offers() if each.zone == zone and each.accelerator_count == count]
+    assert len(offers) == 1
+    return offers[0]
+
+
+def spec(offer: Offer, name: str, *, hosts: tuple[str, ...], devices: tuple[str, ...] = ()) -> GangSpec:
+    holds = [
+        Hold(host=f"ssh/{host}", gang=name, rank=rank, project="p", cpus=1, memory_mib=0, devices=devices)
+        for rank, host in enumerate(hosts)
+    ]
+    return GangSpec(
+        name=name,
+        installation="ours",
+        offer=offer,
+        nodes=len(hosts),
+        carrier=Carrier(address="unix:/nonexistent", token="t"),
+        lease=timedelta(hours=1),
+        holds=holds,
+        grace=timedelta(seconds=1),
+    )
+
+
+async def until(provider: SshProvider, name: str, good: Callable[[list[GangSeen]], bool]) -> list[GangSeen]:
+    async with asyncio.timeout(30):
+        while not good(seen := list(await provider.gangs(name))):
+            await asyncio.sleep(0.05)
+    return seen
+
+
+def is_ended(seen: list[GangSeen]) -> bool:
+    return bool(seen) and seen[0].state is GangState.ENDED
+
+
+async def facts(provider: SshProvider) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for what, value in await provider.introduce():
+        found[what] = f"{found[what]}; {value}" if what in found else value
+    return found
+
+
+def play(story: Awaitable[None]) -> None:
+    async def run() -> None:
+        await story
+
+    asyncio.run(run())
+
+
+def test_check_says_who_and_what(around: Around) -> None:
+    async def story() -> None:
+        async with around.provider(hosts="h1, h2 gone", ssh_config=str(around.lab.ssh_config)) as provider:
+            told = await facts(provider)
+            assert told["h1"].startswith("root@10.99.0.1: accelerators 2 x T4")
+            assert "none" in told["h2"]
+            assert "cannot be reached" in told["gone"]
+            assert {offer.zone for offer in await provider.offers()} == {"h1", "h2", None}
+
+    play(story())
+
+
+def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
+    async def story() -> None:
+        empty = around.root / "config"
+        text = around.lab.ssh_config.read_text().replace(str(around.lab.known_hosts), str(around.root / "none"))
+        empty.write_text(text)
+        async with around.provider(ssh_config=str(empty)) as provider:
+            with pytest.raises(TryAgain, match=r"known_hosts.*accept-new"):
+                await facts(provider)
+            with pytest.raises((NoCapacity, Refused)):
+                await provider.launch(spec(_offer(), "rm-0-refused", hosts=("h1",)))
+        async with around.provider(ssh_config=str(empty), host_keys="accept-new") as provider:
+            assert "Python" in (await facts(provider))["h1"]
+        async with around.provider(ssh_config=str(empty), host_keys="accept-new") as provider:
+            file = around.root / "ours/known_hosts"
+            assert file.stat().st_mode & 0o777 == 0o600
+            other = (around.lab.root / "id.pub").read_text().split()[1]
+            file.write_text("".join(f"10.99.0.{n} ssh-ed25519 {other}\n" for n in (1, 2)))
+            with pytest.raises(TryAgain, match="another one"):
+                await facts(provider)
+
+    play(story())
+
+
+def _offer() -> Offer:
+    from remuda.domain.units import HourlyRate
+
+    return Offer(provider="ssh", region="hosts", zone="h1", instance_type="cpu", rate=HourlyRate(0), shared=True)
+
+
+def test_keys_that_are_not_accepted_are_told(around: Around) -> None:
+    async def story() -> None:
+        config = around.root / "config"
+        config.write_text(around.lab.ssh_config.read_text().replace("User root", "User nobody"))
+        async with around.provider(ssh_config=str(config)) as provider:
+            with pytest.raises(TryAgain, match="no key of yours is accepted"):
+                await facts(provider)
+
+    play(story())
+
+
+def test_a_jump_host_leads_to_hosts_behind_it(around: Around) -> None:
+    async def story() -> None:
+        lab = around.lab
+        config = around.root / "config"
+        inner = f"\nHost inner\n  HostName 10.99.0.2\n  User root\n  IdentityFile {lab.root}/id\n  ProxyJump h1\n"
+        config.write_text(lab.ssh_config.read_text() + inner + f"  UserKnownHostsFile {lab.known_hosts}\n")
+        async with around.provider(ssh_config=str(config), hosts="inn*") as provider:
+            assert (await facts(provider))["inner"].startswith("root@10.99.0.2")
+            assert provider._links["inner"].dialled is not None
+            assert len(provider._links["inner"].dialled.through) == 1
+
+    play(story())
+
+
+def test_an_inventory_has_prices_groups_and_ways(around: Around) -> None:
+    async def story() -> None:
+        file = around.root / "hosts.toml"
+        key = around.lab.root / "id"
+        file.write_text(
+            f'[groups.lab]\nhosts = ["h1", "h2"]\nprice_usd_hr = 2\n[hosts.h2]\nprice_usd_hr = 5\ncpus = 1\n'
+            f'[hosts.third]\ngroup = "lab"\naddress = "10.99.0.2"\nuser = "root"\nidentity_file = "{key}"\n'
+            f'folder = "~/other"\n'
+        )
+        async with around.provider(
+            hosts="", inventory=str(file), host_keys="accept-new", ssh_config=str(around.lab.ssh_config)
+        ) as provider:
+            told = await facts(provider)
+            assert "Python" in told["third"]
+            rates = {(o.zone, o.accelerator_count): o.rate.usd for o in await provider.offers()}
+            assert rates["h1", 2] == 4
+            assert rates["h2", 0] == 5
+            assert rates[None, 0] == 2
+            hosts = {host.name: host for host in await provider.hosts()}
+            assert hosts["ssh/h1"].group == "ssh/lab" == hosts["ssh/third"].group
+            assert hosts["ssh/h2"].group == ""
+            assert hosts["ssh/h2"].cpus == 1
+            assert around.lab.hosts[1].file("~/other").is_dir()
+            file.write_text("[hosts.h1]\nprise = 3\n")
+            with pytest.raises(Refused, match="prise"):
+                await provider.offers()
+
+    play(story())
+
+
+def test_a_gang_that_one_host_cannot_start_starts_nowhere(around: Around) -> None:
+    async def story() -> None:
+        async with around.provider() as provider:
+            group = await offer_of(provider, None)
+            host = around.lab.hosts[1]
+            folder = next(host.file("~/.remuda-agent").glob("*/h2"))
+            blocked = folder / "gangs/rm-0-half"
+            folder.joinpath("gangs").mkdir(exist_ok=True)
+            blocked.write_text("in the way")
+            with pytest.raises(NoCapacity):
+                await provider.launch(spec(group, "rm-0-half", hosts=("h1", "h2")))
+            blocked.unlink()
+            assert await provider.gangs("rm-0-half") == []
+            async with asyncio.timeout(20):
+                while list(around.lab.hosts[0].file("~/.remuda-agent").glob("*/h1/gangs/rm-0-half")):
+                    await provider.gangs()
+                    await asyncio.sleep(0.05)
+            with pytest.raises(NoCapacity):  # given up is given up
+                await provider.launch(spec(group, "rm-0-half", hosts=("h1", "h2")))
+
+    play(story())
+
+
+def test_two_installations_do_not_share_a_gpu(around: Around) -> None:
+    async def story() -> None:
+        async with around.provider() as ours, around.provider("theirs") as theirs:
+            offer = await offer_of(ours, "h1", 1)
+            await theirs.offers()
+            device = ("GPU-0001-0000",)
+            await ours.launch(spec(offer, "rm-0-mine", hosts=("h1",), devices=device))
+            other = replace(spec(offer, "rm-1-yours", hosts=("h1",), devices=device), installation="theirs")
+            with pytest.raises(NoCapacity, match="in use by rm-0-mine"):
+                await theirs.launch(other)
+            assert await theirs.gangs() == []
+            await ours.remove("rm-0-mine")
+            await until(ours, "rm-0-mine", is_ended)
+            await theirs.launch(replace(other, name="rm-1-again"))
+            await theirs.remove("rm-1-again")
+            await until(theirs, "rm-1-again", is_ended)
+
+    play(story())
+
+
+def test_what_a_killed_agent_left_is_killed(around: Around) -> None:
+    async def story() -> None:
+        host = around.lab.hosts[0]
+        async with around.provider() as provider:
+            offer = await offer_of(provider, "h1")
+            await provider.offers()
+            base = next(host.file("~/.remuda-agent").glob("*/h1"))
+            (base / "work.sh").write_text("echo $$ > $0.pid; exec sleep 1000")
+            await provider.launch(spec(offer, "rm-0-killed", hosts=("h1",)))
+            pid_file = base / "work.sh.pid"
+            async with asyncio.timeout(10):
+                while not pid_file.exists():
+                    await asyncio.sleep(0.05)
+            host.run("pkill -9 -f rm-0-killed/0/config.json")
+            (seen,) = await until(provider, "rm-0-killed", is_ended)
+            assert "killed or broke" in seen.reason
+            assert host.run("pgrep -f '[s]leep 1000' || echo none").strip() == "none"
+            (base / "work.sh").unlink()
+            (again,) = await provider.gangs("rm-0-killed")
+            assert again == seen
+
+    play(story())
+
+
+def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(around: Around) -> None:
+    async def story() -> None:
+        host = around.lab.hosts[0]
+        async with around.provider(lost_after_s=3) as provider:
+            carrying = asyncio.create_task(provider.carry())
+            await provider.launch(spec(await offer_of(provider, "h1"), "rm-0-silent", hosts=("h1",)))
+            host.cut()
+            provider._links["h1"].hang_up()  # what keep-alives would find out later
+            try:
+                with pytest.raises(TryAgain):
+                    await provider.gangs("rm-0-silent")
+                while True:
+                    try:
+                        (seen,) = await until(provider, "rm-0-silent", is_ended)
+                        break
+                    except TryAgain:
+                        await asyncio.sleep(0.1)
+                assert "taken for dead" in seen.reason
+                assert (await offer_of(provider, "h1")).capacity == 0
+            finally:
+                host.mend()
+            async with asyncio.timeout(60):
+                while list(host.file("~/.remuda-agent").glob("*/h1/gangs/rm-0-silent")):
+                    await provider.gangs()
+                    await asyncio.sleep(0.2)
+            assert list(await provider.gangs("rm-0-silent")) == [seen]
+            carrying.cancel()
+            await asyncio.wait([carrying])
+
+    play(story())
+
+
+def test_a_host_with_nothing_but_busybox(lab: Lab, around: Around) -> None:
+    bare = lab.add(bare=True)
+    try:
+        play(_on_bare(around, bare))
+    finally:
+        lab.remove(bare)
+
+
+async def _on_bare(around: Around, bare: LabHost) -> None:
+    assert "not found" in bare.run("python3 2>&1 || true")
+    async with around.provider(hosts=bare.name) as provider:
+        async with asyncio.timeout(90):
+            while "Python" not in (told := (await facts(provider))[bare.name]):
+                await asyncio.sleep(0.5)
+        assert told.startswith("root@")
+        offer = await offer_of(provider, bare.name)
+        await provider.launch(spec(offer, "rm-0-bare", hosts=(bare.name,)))
+        await until(provider, "rm-0-bare", lambda seen: seen[0].state is GangState.RUNNING)
+        (folder,) = bare.file("~/.remuda-agent").glob("*/*/gangs/rm-0-bare/0")
+        assert os.stat(folder / "config.json").st_mode & 0o777 == 0o600
+        (folder / "finish").touch()
+        (seen,) = await until(provider, "rm-0-bare", is_ended)
+        assert seen.exit_code == 0

@@ -1,0 +1,222 @@
+"""Jobs on real SSH hosts, by the real command and server: drills, gangs, GPUs, cut lines, dead hosts and servers."""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.system.hosts import Lab, LabHost, lab_at
+from tests.system.trust import User, user_at, wait_until
+
+pytestmark = pytest.mark.system
+LOST_AFTER_S = 4
+# A training in small: it counts the steps that its checkpoint has not, and says where it went on.
+STEPS = """
+name: {name}
+checkpoint: {{path: ckpt}}
+run: |
+  n=$(cat ckpt/n 2>/dev/null || echo 0)
+  echo "from $n on $(hostname)"
+  trap 'echo noticed; exit 75' TERM
+  while [ $n -lt {steps} ]; do
+    n=$((n+1)); echo "step $n"
+    echo $n > ckpt/new; mv ckpt/new ckpt/n
+    sleep {pause_s} & wait $!
+  done
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
+        lab.add(gpus=2)
+        lab.add(gpus=2)
+        with lab.entered():
+            yield lab
+
+
+@pytest.fixture
+def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        use(user, lab)
+        yield user
+        user.cli("down", "--all", "--yes")
+        wait_until(lambda: user.json("nodes") == [])
+        wait_until(lambda: not [line for host in lab.hosts for line in worked(host)], lambda: "work is left on a host")
+
+
+def use(user: User, lab: Lab, lost_after_s: int = LOST_AFTER_S) -> None:
+    user.settings(
+        "[providers.local]\nenabled = false\n"
+        f'[providers.ssh]\nhosts = "h1 h2"\nssh_config = "{lab.ssh_config}"\nlost_after_s = {lost_after_s}\n'
+    )
+
+
+def worked(host: LabHost) -> list[str]:
+    """Every process on a host that carries a gang's mark."""
+    command = (
+        "for f in /proc/[0-9]*/environ; do grep -aqs REMUDA_GANG= $f && tr '\\0' ' ' < ${f%environ}cmdline; done; :"
+    )
+    return [line for line in host.run(command).splitlines() if line.strip()]
+
+
+def says(user: User) -> set[str]:
+    """The hosts that `remuda check ssh` shows what they have."""
+    return {fact["what"] for fact in user.json("check", "ssh")["facts"] if "Python" in fact["value"]}
+
+
+def host_of(user: User, name: str) -> str:
+    """Where a running job's log says it is."""
+    return user.log(name).split(" on ")[1].split()[0]
+
+
+def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
+    name = user.submit(STEPS.format(name="drilled", steps=60, pause_s=0.1))
+    wait_until(lambda: "step 3" in user.log(name), lambda: str(user.story(name)))
+    user.cli("drill", "preempt", name, "--notice", "10s")
+    job = user.ended(name)
+    assert job.phase == "done", user.story(name)
+    assert job.attempt == 2
+    again = user.log(name, "--attempt", "2")
+    assert "from 0" not in again
+    assert "step 60" in again
+
+
+def test_ranks_on_two_hosts_talk_to_each_other(user: User) -> None:
+    name = user.submit(
+        """
+name: pair
+nodes: 2
+run: |
+  exec python3 - <<'PY'
+  import os, socket, time
+  rank, port = int(os.environ["NODE_RANK"]), int(os.environ["MASTER_PORT"])
+  assert os.environ["NNODES"] == "2"
+  if rank == 0:
+      with socket.create_server(("0.0.0.0", port)) as server:
+          peer, address = server.accept()
+          print("hello", address[0], peer.recv(100).decode())
+  else:
+      for _ in range(200):
+          try:
+              peer = socket.create_connection((os.environ["MASTER_ADDR"], port), 1)
+              break
+          except OSError:
+              time.sleep(0.1)
+      peer.sendall(f"from {socket.gethostname()} of {os.environ['REMUDA_HOSTS']}".encode())
+  PY
+"""
+    )
+    job = user.ended(name)
+    assert job.phase == "done", (user.story(name), user.log(name))
+    said = user.log(name)
+    assert "hello 10.99.0.2 from h2 of" in said
+    assert "10.99.0.1" in said
+
+
+def test_jobs_on_a_host_never_share_a_gpu(user: User, lab: Lab) -> None:
+    run = 'echo "gpu $(hostname) $CUDA_VISIBLE_DEVICES"; sleep 1'
+    names = [user.submit(f"{{name: gpu{n}, resources: {{gpu: T4}}, run: '{run}'}}") for n in range(6)]
+    jobs = [user.ended(name) for name in names]
+    assert [job.phase for job in jobs] == ["done"] * 6
+    held: dict[str, list[tuple[object, object]]] = {}
+    for job in jobs:
+        words = user.log(job.name).split()
+        assert words[0] == "gpu"
+        life = job.attempts[0]
+        held.setdefault(" ".join(words[1:]), []).append((life.running_at, life.finished_at))
+    assert set(held) <= {f"{host} {name}" for host in ("h1", "h2") for name in ("0", "1", *gpus(host))}
+    for lives in held.values():
+        lives.sort(key=str)
+        assert all(str(a[1]) <= str(b[0]) for a, b in pairwise(lives)), held
+
+
+def gpus(host: str) -> list[str]:
+    return [f"GPU-{int(host[1:]):04x}-{n:04x}" for n in range(2)]
+
+
+def test_thirty_short_jobs(user: User) -> None:
+    names = [user.submit(f"{{name: short{n}, run: 'echo {n}; exit {n % 3}'}}") for n in range(30)]
+    jobs = [user.ended(name) for name in names]
+    assert [job.exit_code for job in jobs] == [n % 3 for n in range(30)]
+    assert all(user.log(name).split() == [str(n)] for n, name in list(enumerate(names))[::7])
+
+
+def test_stop_ends_the_work_on_the_host(user: User, lab: Lab) -> None:
+    name = user.submit(STEPS.format(name="stopped", steps=10000, pause_s=0.1))
+    user.wait(name, "running")
+    user.cli("stop", name)
+    assert user.ended(name).phase == "stopped"
+    wait_until(lambda: not worked(lab.hosts[0]) and not worked(lab.hosts[1]))
+
+
+def test_work_goes_on_while_the_server_is_dead(user: User) -> None:
+    name = user.submit(STEPS.format(name="alone", steps=60, pause_s=0.1))
+    wait_until(lambda: "step 2" in user.log(name))
+    user.kill_server()
+    time.sleep(3)
+    job = user.ended(name)
+    assert (job.phase, job.attempt) == ("done", 1), user.story(name)
+    assert [line for line in user.log(name).splitlines() if line.startswith("step")] == [
+        f"step {n + 1}" for n in range(60)
+    ]
+
+
+def test_a_cut_line_loses_nothing(user: User, lab: Lab) -> None:
+    use(user, lab, lost_after_s=120)  # a host that is cut off for longer than this is taken for dead
+    name = user.submit(STEPS.format(name="cut", steps=100, pause_s=0.1))
+    wait_until(lambda: "step 2" in user.log(name))
+    host = next(each for each in lab.hosts if each.name == host_of(user, name))
+    host.cut()
+    time.sleep(20)
+    before = user.log(name)
+    host.mend()
+    job = user.ended(name)
+    assert "step 100" not in before
+    assert (job.phase, job.attempt) == ("done", 1), user.story(name)
+    assert [line for line in user.log(name).splitlines() if line.startswith("step")] == [
+        f"step {n + 1}" for n in range(100)
+    ]
+
+
+def test_a_dead_host_costs_one_attempt(user: User, lab: Lab) -> None:
+    name = user.submit(STEPS.format(name="orphan", steps=40, pause_s=0.1))
+    wait_until(lambda: "step 3" in user.log(name))
+    host = next(each for each in lab.hosts if each.name == host_of(user, name))
+    host.kill()
+    try:
+        job = user.ended(name)
+        assert (job.phase, job.attempt) == ("done", 2), user.story(name)
+        assert f" on {host.name}" not in user.log(name, "--attempt", "2")
+        assert any("taken for dead" in text for _, text in user.story(name))
+    finally:
+        host.start()
+    wait_until(lambda: host.name in says(user), lambda: str(says(user)))
+    assert not worked(host)
+
+
+def test_a_job_on_a_host_without_python(user: User, lab: Lab) -> None:
+    bare = lab.add(bare=True)
+    try:
+        assert "not found" in bare.run("python3 2>&1 || true")
+        user.settings(user.config.read_text().replace("h1 h2", bare.name))
+        name = user.submit(STEPS.format(name="bare", steps=5, pause_s=0.1))
+        job = user.ended(name)
+        assert job.phase == "done", user.story(name)
+        assert f"on {bare.name}" in user.log(name)
+        user.cli("down", "--all", "--yes")
+        wait_until(lambda: not bare.run("ps | grep '[.]pyz' || true"))
+    finally:
+        lab.remove(bare)
+
+
+def test_a_host_that_was_started_anew_is_no_mystery(user: User, lab: Lab) -> None:
+    name = user.submit(STEPS.format(name="reboot", steps=40, pause_s=0.1))
+    wait_until(lambda: "step 3" in user.log(name))
+    host = next(each for each in lab.hosts if each.name == host_of(user, name))
+    host.kill()
+    host.start()
+    job = user.ended(name)
+    assert (job.phase, job.attempt) == ("done", 2), user.story(name)
+    assert not any("taken for dead" in text for _, text in user.story(name))

@@ -1,0 +1,67 @@
+"""What stewards read on hosts becomes machines, hosts and offers."""
+
+from dataclasses import replace
+
+from remuda.domain.units import HourlyRate, parse_rate
+from remuda.providers.ssh.inventory import Entry
+from remuda.providers.ssh.machines import Facts, Known, Smi, list_offers, make_hosts, make_machine
+
+ENTRY = Entry(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
+FACTS = Facts(
+    system="Linux",
+    hostname="x",
+    user="ann",
+    python="3.9.2",
+    address="10.0.0.1",
+    cpus=8,
+    memory_mib=4096,
+    disk_gib=100,
+    smi=Smi(rows=[[str(n), f"GPU-{n}", "Tesla T4", "15360", "[N/A]"] for n in range(2)]),
+)
+NODE = "/sys/class/kfd/kfd/topology/nodes/1"
+AMD = {
+    f"{NODE}/properties": "simd_count 304\ndevice_id 29857\nunique_id 5\ndrm_render_minor 128",
+    f"{NODE}/mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {192 << 30}",
+}
+
+
+def known(entry: Entry = ENTRY, facts: Facts = FACTS, *, ready: bool = True) -> Known:
+    return Known(entry=entry, facts=facts, machine=make_machine(entry, facts), ready=ready)
+
+
+def test_nvidia_amd_and_limits() -> None:
+    machine = make_machine(ENTRY, FACTS)
+    assert [(each.id, each.index, each.memory_mib) for each in machine.devices] == [
+        ("GPU-0", 0, 15360),
+        ("GPU-1", 1, 15360),
+    ]
+    amd = replace(FACTS, smi=Smi(), files=AMD, usable=["/dev/kfd"])
+    assert [(each.vendor, each.product) for each in make_machine(ENTRY, amd).devices] == [("amd", "Instinct MI300X")]
+    assert "render" in make_machine(ENTRY, replace(amd, usable=[])).notes[0]
+    group = {"/proc/self/cgroup": "0::/user", "/sys/fs/cgroup/user/cpu.max": "150000 100000"}
+    assert make_machine(ENTRY, replace(FACTS, files=group)).cpus == 1.5
+    less = make_machine(replace(ENTRY, cpus=2, memory_gib=1, accelerators=False), FACTS)
+    assert (less.cpus, less.memory_mib, less.devices) == (2, 1024, ())
+
+
+def test_gpus_that_cannot_be_used_are_told() -> None:
+    broken = make_machine(ENTRY, replace(FACTS, smi=Smi(error="no driver")))
+    assert not broken.devices
+    assert "no driver" in broken.notes[0]
+    split = replace(FACTS, smi=Smi(rows=[["0", "GPU-0", "NVIDIA A100", "40960", "Enabled"]]))
+    assert "MIG" in make_machine(ENTRY, split).notes[0]
+
+
+def test_offers_of_hosts_and_groups() -> None:
+    other = known(replace(ENTRY, name="h2"), replace(FACTS, cpus=4, smi=Smi()), ready=False)
+    alone = known(replace(ENTRY, name="h3", in_group=False, rate=HourlyRate(7)))
+    offers = {(o.zone, o.accelerator_count): o for o in list_offers([known(), other, alone])}
+    assert len({offer.key for offer in offers.values()}) == len(offers)
+    assert offers["h1", 2].rate == parse_rate("4")
+    assert (offers["h1", 0].capacity, offers["h2", 0].capacity) == (1, 0)
+    assert (offers[None, 0].capacity, offers[None, 0].vcpus) == (1, 4)
+    assert (None, 1) not in offers  # only one host of the group has a GPU
+    hosts = {host.name: host for host in make_hosts([known(), other, alone])}
+    assert [hosts[f"ssh/h{n}"].group for n in (1, 2, 3)] == ["ssh/lab", "ssh/lab", ""]
+    assert not hosts["ssh/h2"].ready
+    assert hosts["ssh/h1"].kinds == ("T4-16GB", "T4-16GB")
