@@ -133,6 +133,8 @@ def test_diff_tells_a_refresh_and_info_a_broken_one(tmp_path: Path) -> None:
     failed = run("catalog", "refresh", "--from", str(refreshed_path()))
     assert failed.exit_code == 1
     assert "not a usable catalog" in failed.stderr
+    assert failed.stderr.endswith("; the catalog in use was kept\n")
+    assert ".new" not in failed.stderr
 
 
 def test_sources_are_honest_about_every_provider_that_ships() -> None:

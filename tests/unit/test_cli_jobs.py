@@ -282,3 +282,12 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
     assert f"`remuda plan {file}` ranks all" in told.stderr
     file.write_text("run: 'true'\nresources: {instance: p5.48xlrge}\n")
     assert "did you mean p5.48xlarge?" in run("run", str(file)).stderr
+
+
+def test_tags_are_shown_with_the_job_and_exported_with_its_cost(client: FakeClient) -> None:
+    task = Task(name="tagged", run="true", tags={"team": "vision"})
+    client.all_jobs["tagged"] = make_job("tagged", "done", task=task)
+    assert ["tags", "team=vision"] in lines(run("status", "tagged"))
+    assert ["tags", "team=vision"] in lines(run("cost", "tagged"))
+    assert json.loads(run("cost", "tagged", "-o", "json").stdout)["tags"] == {"team": "vision"}
+    assert "tags" not in run("cost", "good").stdout

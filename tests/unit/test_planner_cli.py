@@ -185,3 +185,8 @@ def test_any_node_is_called_so(planned: Path) -> None:
     assert run(planned, "").stdout.startswith("t: any node; ")
     assert run(planned, "nodes: 2\n").stdout.startswith("t: 2 nodes of any kind; ")
     assert run(planned, "nodes: 2\nresources: {cpu: 2}\n").stdout.startswith("t: 2 nodes with 2 CPUs; ")
+
+
+def test_a_disk_type_that_the_catalog_does_not_know_is_said_to_be_unchecked(planned: Path) -> None:
+    assert "resources.disk.type was not checked" in run(planned, "resources: {disk: {type: gp3}}\n").stderr
+    assert "not checked" not in run(planned, "resources: {disk: 10GB}\n").stderr

@@ -44,11 +44,12 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
     from remuda.domain.units import HourlyRate, format_rate
 
     elsewhere = summary.price_elsewhere(job, cost) if output != "csv" else []
+    tags = shown.tags_of(job)
     if output == "json":
         import msgspec
 
         same = [{"place": e.offer.key, "cost_micros": e.cost.micros, "basis": e.basis} for e in elsewhere]
-        json_out({**msgspec.to_builtins(cost), "elsewhere": same})
+        json_out({**msgspec.to_builtins(cost), "tags": tags, "elsewhere": same})
         return
     columns = [
         Column("attempt", "TRY", right=True),
@@ -63,7 +64,8 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
     rows_out(columns, rows, output, empty="nothing was charged")
     if output == "table":
         click.echo()
-        pairs_out([("time", summary.time_text(cost)), ("bill", summary.bill_text(job, cost))])
+        own = [("tags", shown.show_tags(tags))] if tags else []
+        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", summary.bill_text(job, cost))])
         if elsewhere:
             click.echo()
             summary.elsewhere_out(elsewhere)

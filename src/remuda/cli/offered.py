@@ -44,6 +44,8 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
         matches.append(known)
         fitting += known.offers
         egress.update(prices)
+        if known.matched and task.resources.disk_type is not None:
+            live.problems.append("the catalog knows no disk types: resources.disk.type was not checked for its offers")
     return Offered(
         offers=fitting,
         matches=matches,

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from remuda.domain.units import Money, format_duration, format_usd
+
+if TYPE_CHECKING:
+    from remuda.client.wire import JobDetail
 
 COLORS = {
     "queued": "yellow",
@@ -45,6 +49,18 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
 def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
     """The task's own figures, without those that describe the progress itself."""
     return {name: value for name, value in progress.items() if name not in ("done", "total", "unit", "left_s")}
+
+
+def tags_of(job: "JobDetail") -> dict[str, str]:
+    """The names and texts that the task gave the job."""
+    from msgspec.json import decode
+
+    tags = decode(job.task).get("tags", {})
+    return {str(name): str(text) for name, text in tags.items()}
+
+
+def show_tags(tags: Mapping[str, str]) -> str:
+    return "  ".join(f"{name}={text}" for name, text in tags.items())
 
 
 def _number(value: float | str) -> str:

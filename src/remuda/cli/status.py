@@ -40,6 +40,8 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         ("reason", job.reason),
         ("submitted", f"{job.submitted_at:%Y-%m-%d %H:%M:%S} UTC by {job.user or 'unknown'}"),
     ]
+    if tags := shown.tags_of(job):
+        facts.append(("tags", shown.show_tags(tags)))
     if job.queue_position is not None:
         facts.append(("queue", f"number {job.queue_position} of those that wait"))
     if job.not_before is not None:

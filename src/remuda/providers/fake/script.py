@@ -175,8 +175,10 @@ def read_script(path: Path) -> Script:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         found = msgspec.convert(table, _File, strict=False)
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise Refused(f"[providers.fake] script = {str(path)!r}: {error}") from error
+    except OSError as error:
+        raise Refused(f"[providers.fake] script: {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise Refused(f"[providers.fake] script: {path}: {error}") from error
     return Script(
         offers=tuple(table.offer() for table in found.offers),
         launches=found.launches,

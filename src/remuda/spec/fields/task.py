@@ -261,7 +261,7 @@ TAGS = Field(
         words="tag names, each with a text",
         key_schema={"type": "string"},
     ),
-    help="Names and texts of your own, shown and exported with every cost.",
+    help="Names and texts of your own, shown with the job and its cost, and put on nodes where a place has labels.",
     example="tags: {team: vision}",
 )
 PRIORITY = Field(

@@ -11,6 +11,7 @@ from pathlib import Path
 from remuda.store.snapshot.layout import SCHEMA_VERSION, SnapshotError
 
 SHIPPED = Path(__file__).parents[2] / "catalog" / "snapshot.db"
+_REMEDY = "; delete it or run `remuda catalog refresh`"
 _COLLAPSED = 0.5  # a refresh that loses more than this share of the rows is a fault, not news
 
 
@@ -65,7 +66,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def unusable(path: Path, error: sqlite3.DatabaseError) -> SnapshotError:
-    return SnapshotError(f"{path} is not a usable catalog ({error}); delete it or run `remuda catalog refresh`")
+    return SnapshotError(f"{path} is not a usable catalog ({error}){_REMEDY}")
 
 
 def check(path: Path, against: Path) -> None:
@@ -97,9 +98,16 @@ def check(path: Path, against: Path) -> None:
     _check_not_collapsed(rows, against)
 
 
-def put_in_place(new: Path, target: Path) -> None:
-    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; the old one then stays."""
-    check(new, path_in_use())
+def put_in_place(new: Path, target: Path, *, source: str) -> None:
+    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; the old one then stays.
+
+    `source` is what people call it: the file or URL that it came from.
+    """
+    try:
+        check(new, path_in_use())
+    except SnapshotError as error:
+        why = str(error).replace(str(new), source).removesuffix(_REMEDY)
+        raise SnapshotError(f"{why}; the catalog in use was kept") from error
     with new.open("rb") as file:
         os.fsync(file.fileno())
     new.replace(target)

@@ -34,7 +34,7 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
         else:
             _copy(Path(place).expanduser(), new)
         _check_hash(new, place, sha256)
-        choose.put_in_place(new, choose.refreshed_path())
+        choose.put_in_place(new, choose.refreshed_path(), source=place)
     return choose.refreshed_path()
 
 
@@ -43,7 +43,7 @@ def refresh_offers(fetched: Mapping[str, Sequence[Offer]], terms: Mapping[str, i
     with _new_file() as new:
         with Snapshot.open() as old:
             write_snapshot(new, _merged(old, fetched), _egress(old), as_of=today, terms={**old.terms(), **terms})
-        choose.put_in_place(new, choose.refreshed_path())
+        choose.put_in_place(new, choose.refreshed_path(), source="the new catalog")
     return choose.refreshed_path()
 
 
