@@ -67,6 +67,13 @@ def test_segments_let_anyone_work_out_the_cost_again(traces: Path) -> None:
         assert one["end_s"] <= one["deadline_s"] + 0.01
 
 
+def test_without_the_optimum_costs_are_told_alone(traces: Path) -> None:
+    score = json.loads(spot(traces, "--policy", "auto", "--no-optimum", "-o", "json").stdout)["policies"]["auto"]
+    assert score["cost_over_optimum"] == {"mean": None, "worst": None}
+    assert score["mean_usd"] > 0
+    assert "auto" in spot(traces, "--no-optimum").stdout
+
+
 def test_markets_together_cost_no_more_than_the_better_one(traces: Path) -> None:
     apart = json.loads(spot(traces, "--policy", "auto", "-o", "json").stdout)["policies"]["auto"]
     together = json.loads(spot(traces, "--policy", "auto", "--together", "-o", "json").stdout)["policies"]["auto"]

@@ -78,6 +78,12 @@ def command() -> None:
     "--checkpoint-gb", type=float, default=50.0, show_default=True, help="What a move between regions carries."
 )
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes that the job needs.")
+@click.option(
+    "--optimum/--no-optimum",
+    default=True,
+    show_default=True,
+    help="Beside each run, the least cost that was possible (needs remuda[sim]).",
+)
 @click.option("--segments", is_flag=True, help="List every run with its segments in the JSON, for a referee.")
 @click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every run as CSV.")
 @click.option(
@@ -173,6 +179,7 @@ class _Wish:
     egress: Path | None
     checkpoint_gb: float
     nodes: int
+    optimum: bool
     segments: bool
     csv_file: Path | None
     parquet_file: Path | None
@@ -209,7 +216,17 @@ def _trials(wish: _Wish) -> "list[Trial]":
         windows=wish.windows,
         seed=wish.seed,
         keep_segments=wish.segments or wish.gantt is not None,
+        with_optimum=wish.optimum and _has_numpy(),
     )
+
+
+def _has_numpy() -> bool:
+    from importlib.util import find_spec
+
+    if find_spec("numpy") is None:
+        click.echo("note: costs only: the optimum needs numpy (pip install 'remuda[sim]')", err=True)
+        return False
+    return True
 
 
 def _run(trials: "list[Trial]", processes: int | None) -> "list[Result]":

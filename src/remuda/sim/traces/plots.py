@@ -21,7 +21,8 @@ def plot_cost(results: Sequence[Result], path: Path) -> None:
         setting = result.setting
         slack = round(setting.deadline_s / setting.work_s - 1, 4)
         tally.add((setting.overhead_s, result.policy, slack), result)
-    points = {key: score.mean for key, score in tally.scores().items() if isinstance(key, tuple)}
+    scores = tally.scores().items()
+    points = {key: score.mean or score.mean_usd for key, score in scores if isinstance(key, tuple)}
     overheads = sorted({key[0] for key in points})
     figure = Figure(figsize=(3.2 * len(overheads) + 1, 3.4), layout="constrained")
     axes = figure.subplots(1, len(overheads), sharey=True, squeeze=False)[0]
@@ -32,7 +33,7 @@ def plot_cost(results: Sequence[Result], path: Path) -> None:
         panel.set_title(f"overhead {overhead / _HOUR_S:g} h")
         panel.set_xlabel("slack, % of the work")
         panel.grid(alpha=0.3)
-    axes[0].set_ylabel("cost / optimum")
+    axes[0].set_ylabel("cost / optimum" if results[0].optimum_usd is not None else "mean cost, dollars")
     axes[0].legend()
     _save(figure, path)
 
@@ -61,7 +62,8 @@ def plot_gantt(results: Sequence[Result], path: Path) -> None:
     panel.invert_yaxis()
     panel.axvline(first.setting.deadline_s / _HOUR_S, color="black", linestyle="--")
     panel.set_xlabel("hours since the start; dashed: the deadline")
-    panel.set_title(f"{first.world}, optimum ${first.optimum_usd:.2f}")
+    optimum = f", optimum ${first.optimum_usd:.2f}" if first.optimum_usd is not None else ""
+    panel.set_title(f"{first.world}{optimum}")
     for mode, colour in _COLOURS.items():
         panel.barh(0, 0, color=colour, label=mode)
     panel.legend(ncols=3, loc="upper right")

@@ -1,8 +1,8 @@
 """Many jobs under many policies over recorded markets, on as many cores as wanted, each beside its optimum."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from multiprocessing import get_context
@@ -13,7 +13,6 @@ from zlib import crc32
 from remuda.planner.spot.policies import find_policy
 from remuda.planner.spot.view import Terms
 from remuda.sim.traces.driver import Run, run_job
-from remuda.sim.traces.optimum import find_optimum
 from remuda.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
 from remuda.sim.traces.world import Series, World, make_world
 
@@ -55,11 +54,12 @@ class Trial:
     settings: tuple[Setting, ...]
     policies: tuple[str, ...]
     keep_segments: bool = False
+    with_optimum: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One run of one policy, beside the optimum of the same window and setting."""
+    """One run of one policy, beside the optimum of the same window and setting where it was wanted."""
 
     policy: str
     world: str
@@ -67,17 +67,20 @@ class Result:
     start_s: float
     setting: Setting
     run: Run
-    optimum_usd: float
+    optimum_usd: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the worst run's."""
+    """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the worst run's.
 
-    mean: float
-    worst: float
+    All that need the optimum are None where it was not wanted.
+    """
+
+    mean: float | None
+    worst: float | None
     mean_usd: float
-    mean_optimum_usd: float
+    mean_optimum_usd: float | None
     missed: int
     runs: int
 
@@ -90,6 +93,7 @@ def plan_trials(
     windows: int,
     seed: int = 0,
     keep_segments: bool = False,
+    with_optimum: bool = True,
 ) -> list[Trial]:
     """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy, order and machine.
 
@@ -113,6 +117,7 @@ def plan_trials(
                 settings=tuple(settings),
                 policies=tuple(policies),
                 keep_segments=keep_segments,
+                with_optimum=with_optimum,
             )
             for _ in range(windows)
         ]
@@ -140,7 +145,7 @@ def run_trial(trial: Trial) -> list[Result]:
             markets=world.markets,
             move_usd=world.move_usd,
         )
-        optimum = find_optimum(world, trial.start_s, terms)
+        optimum = _optimum(world, trial.start_s, terms) if trial.with_optimum else None
         results += [
             Result(
                 policy=policy,
@@ -171,32 +176,39 @@ def list_settings(
     return settings
 
 
-@dataclass(slots=True)
 class Tally:
     """Adds up results by any key."""
 
-    _usd: dict[object, list[float]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._results: dict[object, list[Result]] = {}
 
     def add(self, key: object, result: Result) -> None:
-        sums = self._usd.setdefault(key, [0.0, 0.0, 0.0, 0.0, 0.0])
-        sums[0] += result.run.usd
-        sums[1] += result.optimum_usd
-        sums[2] = max(sums[2], result.run.usd / result.optimum_usd if result.optimum_usd else 1.0)
-        sums[3] += result.run.missed
-        sums[4] += 1
+        self._results.setdefault(key, []).append(result)
 
-    def scores(self) -> Mapping[object, Score]:
-        return {
-            key: Score(
-                mean=usd / optimum if optimum else 1.0,
-                worst=worst,
-                mean_usd=usd / runs,
-                mean_optimum_usd=optimum / runs,
-                missed=int(missed),
-                runs=int(runs),
-            )
-            for key, (usd, optimum, worst, missed, runs) in self._usd.items()
-        }
+    def scores(self) -> dict[object, Score]:
+        return {key: _score(results) for key, results in self._results.items()}
+
+
+def _score(results: Sequence[Result]) -> Score:
+    runs = len(results)
+    usd = sum(result.run.usd for result in results)
+    optima = [result.optimum_usd for result in results if result.optimum_usd is not None]
+    complete, total = len(optima) == runs, sum(optima)
+    pairs = zip(results, optima, strict=True) if complete else ()
+    return Score(
+        mean=usd / total if complete and total else None,
+        worst=max((result.run.usd / optimum for result, optimum in pairs if optimum), default=None),
+        mean_usd=usd / runs,
+        mean_optimum_usd=total / runs if complete else None,
+        missed=sum(result.run.missed for result in results),
+        runs=runs,
+    )
+
+
+def _optimum(world: World, start_s: float, terms: Terms) -> float:
+    from remuda.sim.traces.optimum import find_optimum  # numpy is an extra: whoever wants no optimum needs none
+
+    return find_optimum(world, start_s, terms)
 
 
 @lru_cache(maxsize=32)
