@@ -116,3 +116,26 @@ def test_a_blob_put_again_is_young_again(store: BlobStore) -> None:
     os.utime(store.path(name), (1000, 1000))
     assert store.missing([name]) == []
     assert store.sweep(set(), older_than=datetime.fromtimestamp(2000, UTC)) == 0
+
+
+def test_parts_make_a_blob_and_outlive_the_process(tmp_path: Path) -> None:
+    data = b"0123456789"
+    name = sha256(data).hexdigest()
+    assert BlobStore(tmp_path).append(name, 0, data[:4], 10) == 4
+    again = BlobStore(tmp_path)
+    assert again.append(name, 6, data[6:], 10) == 4  # a gap: go on from 4
+    assert again.missing([name]) == [name]
+    assert again.append(name, 2, data[2:9], 10) == 9  # overlapping is fine
+    assert again.append(name, 9, data[9:], 10) == 10
+    with again.open(name) as file:
+        assert file.read() == data
+    assert again.append(name, 0, b"xxxx", 10) == 10  # it is here
+    assert [path.name for path in tmp_path.glob("??/*")] == [name]
+
+
+def test_parts_of_another_blob_leave_nothing(tmp_path: Path) -> None:
+    store, name = BlobStore(tmp_path), sha256(b"right").hexdigest()
+    with pytest.raises(Mismatch, match="send them again"):
+        store.append(name, 0, b"wrong", 5)
+    assert list(tmp_path.glob("??/*")) == []
+    assert store.append(name, 0, b"right", 5) == 5

@@ -89,7 +89,7 @@ def test_a_job_that_moves_takes_its_newest_state_along(home: Path) -> None:
     with connect() as client:
         log = b"".join(client.logs("default", "mover", attempt=5)).decode()
     assert log == "attempt 1\nattempt 2\nattempt 3\nattempt 4\n"
-    told = [text.partition(":")[0] for text in story("mover", "checkpoint") if "taken over" in text]
+    told = [text.partition(":")[0] for text in story("mover", "restored") if "taken over" in text]
     assert told == [
         "what attempt 1 left on this machine is taken over",
         "what attempt 2 handed over is taken over",

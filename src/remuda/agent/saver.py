@@ -103,7 +103,7 @@ class Saver:
         if now - self._restless_since > RESTLESS_S and not self._told_restless:
             self._told_restless = True
             text = "files of the checkpoint folder change all the time, so that none of it can be handed over; "
-            self._say("event", name="checkpoint", text=text + "write what changes steadily, such as logs, elsewhere")
+            self._say("event", name="unsafe", text=text + "write what changes steadily, such as logs, elsewhere")
 
     def _refuse(self) -> None:
         """The folders of several nodes are not put together: what rank 0 writes is the checkpoint of all."""
@@ -111,7 +111,7 @@ class Saver:
         text = (
             f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no files: what it writes"
         )
-        self._say("event", name="checkpoint", text=text + " is lost with its node; only rank 0's folder is kept")
+        self._say("event", name="unsafe", text=text + " is lost with its node; only rank 0's folder is kept")
 
     def _start(self) -> None:
         self._restless_since, self._result, self._lines = 0.0, {}, b""
@@ -135,7 +135,7 @@ class Saver:
                 continue
             if result["state"] == "full":
                 text = "the control plane's disk is full: the checkpoint waits until there is room"
-                self._say("event", name="checkpoint", text=text)
+                self._say("event", name="unsafe", text=text)
             else:
                 self._result = result
 
@@ -147,14 +147,14 @@ class Saver:
         elif state == "refused":
             self._off = True
             text = f"no more checkpoints are handed over: {self._result['reason']}"
-            self._say("event", name="checkpoint", text=text)
+            self._say("event", name="unsafe", text=text)
         elif state == "void":
             self._voids += 1
             if self._voids == VOIDS:
                 text = (
                     f"{self._result['reason']} was changed each time while it was handed over: no checkpoint is safe;"
                 )
-                self._say("event", name="checkpoint", text=f"{text} write a new file and rename it instead")
+                self._say("event", name="unsafe", text=f"{text} write a new file and rename it instead")
         if self._done is not None:
             self._finish()
 
@@ -174,7 +174,7 @@ class Saver:
         elif self._off or self._tries == LAST_TRIES:
             newest = f"checkpoint {self._number} is the newest that is" if self._number else "none of this attempt is"
             text = f"the last changes of the checkpoint folder could not be handed over in time; {newest} safe"
-            self._say("event", name="checkpoint", text=text)
+            self._say("event", name="unsafe", text=text)
             done()
         else:
             self._tries += 1

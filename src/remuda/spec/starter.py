@@ -44,8 +44,8 @@ resources:
 # The folder the task runs in, frozen when it is submitted. .gitignore and .remudaignore are honoured.
 workdir: .
 
-# What to do before; a finished setup of the same text and files is reused.
-# setup: pip install -r requirements.txt
+# What to do before. A finished setup is reused until its text or one of the files that it uses changes.
+# setup: {{run: pip install -r requirements.txt, uses: [requirements.txt]}}
 
 run: |
 {_block(run)}

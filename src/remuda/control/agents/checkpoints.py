@@ -182,7 +182,7 @@ class CheckpointDesk:
             job_id=job.id,
             attempt=attempt.number,
             at=self._clock.now(),
-            kind="checkpoint",
+            kind="restored",
             text=text,
         )
         await self._store.commit(Changes(events=[event]))
