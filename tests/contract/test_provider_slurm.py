@@ -1,7 +1,9 @@
 """The Slurm provider keeps the contract, on a real cluster."""
 
 import asyncio
+import io
 import os
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +16,9 @@ from tests.system.slurm import Cluster, cluster_at, why_not
 from remuda.domain.offers import Purchase
 from remuda.domain.tasks import Task
 from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, ProviderContext, Refused, TryAgain
+from remuda.providers.batch.rows import Unsure
 from remuda.providers.contract import Place, ProviderContract, Stage
 from remuda.providers.slurm import MANIFEST
-from remuda.providers.slurm.commands import Unsure
 from remuda.providers.slurm.provider import SlurmProvider
 
 pytestmark = pytest.mark.system
@@ -45,6 +47,14 @@ def slurm_environment(cluster: Cluster) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
+def make_archive() -> bytes:
+    """The stand-in, packed as the agent is."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("__main__.py", STAND_IN.read_bytes())
+    return buffer.getvalue()
+
+
 class SlurmPlace:
     """A cluster with a stand-in for the agent; `later` shifts the providers' clock."""
 
@@ -60,7 +70,7 @@ class SlurmPlace:
             installation=installation,
             home=self.folder,
             settings={"folder": str(self.folder / "shared"), **self.settings},
-            agent_archive=STAND_IN.read_bytes,
+            agent_archive=make_archive,
             now=lambda: datetime.now(UTC) + self.later,
         )
         provider = SlurmProvider(MANIFEST, context)

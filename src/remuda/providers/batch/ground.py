@@ -1,6 +1,6 @@
 """The shared folder: what lies where, what is written for a gang, and what is remembered of it.
 
-agents/HASH/agent.pyz, start.py        what nodes run, once for each content
+agents/HASH/agent/, start.py           what nodes run, once for each content
 storage/                               what outlives attempts: PROJECT/JOB/checkpoint
 cache/                                 fetched blobs and finished setups
 INSTALLATION/mail/                     letters of its agents, and a folder of answers for each
@@ -10,11 +10,14 @@ INSTALLATION/gangs/NAME/job            the batch job's id
 INSTALLATION/gangs/NAME/begun, end     written by the job itself: when, where, and how it ended
 INSTALLATION/gangs/NAME/seen           when the place said it began, and where
 INSTALLATION/gangs/NAME/removing       the gang is removed by us
+INSTALLATION/gangs/NAME/warned         the batch system's time limit is near
 INSTALLATION/gangs/NAME/RANK/          an agent's home
 INSTALLATION/ended/NAME                what is remembered of a gang that is over
 """
 
 import hashlib
+import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -47,6 +50,7 @@ class Taken:
 
     unless: str
     seconds: float
+    warning: str
     warning_s: float
     source: str
 
@@ -139,7 +143,9 @@ class Ground:
         if self._placed is None:
             folder = f"{self._folder}/agents/{hashlib.sha256(archive + _START).hexdigest()[:16]}"
             if not await self._seat.has(f"{folder}/start.py"):
-                await self._seat.write({f"{folder}/agent.pyz": archive}, keep=True)
+                with zipfile.ZipFile(io.BytesIO(archive)) as files:  # unpacked, so that nodes keep its compiled forms
+                    agent = {f"{folder}/agent/{name}": files.read(name) for name in files.namelist()}
+                await self._seat.write(agent, keep=True)
                 await self._seat.write({f"{folder}/start.py": _START}, keep=True)
             self._placed = folder
         return self._placed
@@ -157,7 +163,13 @@ class Ground:
             cpus=spec.offer.vcpus,
             memory_mib=0,  # the batch system's own limit holds
             accelerators=spec.offer.accelerator_count,
-            taken=Taken(unless=f"{self.gang(spec.name)}/removing", seconds=taken_s, warning_s=warning_s, source=source),
+            taken=Taken(
+                unless=f"{self.gang(spec.name)}/removing",
+                seconds=taken_s,
+                warning=f"{self.gang(spec.name)}/warned",
+                warning_s=warning_s,
+                source=source,
+            ),
         )
         intent = Intent(name=spec.name, nodes=spec.nodes, asked_at=now)
         files = {"gang.json": msgspec.json.encode(intent), "config.json": msgspec.json.encode(config)}

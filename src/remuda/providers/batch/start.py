@@ -1,9 +1,8 @@
 """Runs on each node as a step of the batch job: fits the gang's configuration to this rank and becomes the agent.
 
-Usage: python start.py AGENT GANG_FOLDER RANK. It needs nothing of ours and any Python from 3.8 on.
+Usage: python start.py AGENT GANG_FOLDER RANK. It needs nothing of ours and any Python from 3.8 on,
+and is read by older ones, so that it can say so.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -15,6 +14,8 @@ VISIBLE = (("CUDA_VISIBLE_DEVICES", "nvidia"), ("ROCR_VISIBLE_DEVICES", "amd"), 
 
 
 def main(agent: str, folder: str, rank: int) -> None:
+    if sys.version_info < (3, 8):  # noqa: UP036 - nodes bring their own Python
+        refuse(folder)
     with open(folder + "/config.json", encoding="utf-8") as file:
         config = json.load(file)
     home = f"{folder}/{rank}"
@@ -26,10 +27,17 @@ def main(agent: str, folder: str, rank: int) -> None:
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(config, file)
     sys.argv = [agent, path]
-    runpy.run_path(agent, run_name="__main__")
+    runpy.run_path(agent + "/__main__.py", run_name="__main__")
 
 
-def find_devices(count: int) -> dict[str, object]:
+def refuse(folder: str) -> None:
+    found = f"{sys.executable} of {os.uname().nodename} is Python {sys.version.split()[0]}"
+    with open(folder + "/refusal", "w") as file:
+        file.write(found + "; the agent needs 3.8 or newer: name one by the setting `python`")
+    sys.exit(78)
+
+
+def find_devices(count: int) -> "dict[str, object]":
     """What the batch system gave to this job: it says so by the variables that frameworks read."""
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]

@@ -5,24 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from remuda.catalog.accelerators import find_accelerator, nominal_memory
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.units import HourlyRate
+from remuda.domain.offers import Offer
+from remuda.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer
 
 _GONE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "MAINT", "NOT_RESPONDING"}
 _GONE |= {"RESERVED", "UNKNOWN"}
 _GRES = re.compile(r"gpu(?::([^:(,]+))?:(\d+)")
 _DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What nodes of one kind have. `gres` is the type that Slurm calls their GPUs by, "" where it has none."""
-
-    cpus: int
-    memory_mib: int
-    gpus: int
-    gres: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +51,6 @@ class Cluster:
         return next((each for each in self.partitions if each.name == name), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    gpu: HourlyRate
-    node: HourlyRate
-
-
 def read_cluster(
     config: Mapping[str, str],
     partitions: Sequence[Mapping[str, str]],
@@ -98,28 +81,12 @@ def list_offers(cluster: Cluster, prices: Prices, *, queue: bool) -> Sequence[Of
     offers = []
     for partition in cluster.partitions:
         mine = [node for node in cluster.nodes if partition.name in node.partitions and node.up]
-        for shape in sorted({node.shape for node in mine}, key=lambda s: (s.gpus, s.gres, s.cpus, s.memory_mib)):
+        for shape in sorted({node.shape for node in mine}, key=lambda s: (s.gpus, s.gpu, s.cpus, s.memory_mib)):
             alike = [node for node in mine if node.shape == shape]
-            for part in _parts(shape):
+            for part in list_parts(shape):
                 idle = sum(_fits(node, part) for node in alike)
                 offers.append(_offer(cluster, partition, shape, part, prices, None if queue else idle, idle))
     return list({offer.key: offer for offer in offers}.values())  # a size of two kinds of nodes is one offer
-
-
-def _parts(shape: Shape) -> Sequence[Shape]:
-    """The parts of a node that are offered: so many accelerators, and CPUs alone in powers of two."""
-    parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
-    return [*parts, *(_part(shape, count / shape.gpus, count) for count in range(1, shape.gpus + 1))]
-
-
-def _sizes(cpus: int) -> Sequence[int]:
-    powers = [1 << power for power in range(cpus.bit_length()) if 1 << power < cpus]
-    return [*powers, cpus]
-
-
-def _part(shape: Shape, share: float, gpus: int) -> Shape:
-    cpus = max(1, int(shape.cpus * share))
-    return Shape(cpus=cpus, memory_mib=int(shape.memory_mib * share), gpus=gpus, gres=shape.gres if gpus else "")
 
 
 def _fits(node: ClusterNode, part: Shape) -> bool:
@@ -130,22 +97,17 @@ def _fits(node: ClusterNode, part: Shape) -> bool:
 def _offer(
     cluster: Cluster, partition: Partition, shape: Shape, part: Shape, prices: Prices, capacity: int | None, idle: int
 ) -> Offer:
-    name, memory = _accelerator(shape.gres) if part.gpus else (None, 0)
-    size = f"{part.cpus}cpu-{round(part.memory_mib / 1024)}gb"
-    kind = f"{shape.gpus}x{shape.gres or 'gpu'}-{shape.cpus}cpu-{round(shape.memory_mib / 1024)}gb"
-    share = HourlyRate(prices.node.times(part.cpus).micros_per_hour // shape.cpus)
-    return Offer(
-        provider="slurm",
-        region=cluster.name,
-        zone=partition.name,
-        instance_type=kind if part.gpus else size,
-        accelerator=name,
-        accelerator_count=part.gpus,
-        accelerator_memory_mib=memory,
-        vcpus=part.cpus,
-        memory_mib=part.memory_mib,
-        purchase=Purchase.SPOT if partition.taken else Purchase.ON_DEMAND,
-        rate=prices.gpu.times(part.gpus) if part.gpus else share,
+    return make_offer(
+        Place(
+            provider="slurm",
+            cluster=cluster.name,
+            queue=partition.name,
+            taken=partition.taken,
+            widest=max(node.shape.cpus for node in cluster.nodes),
+        ),
+        shape,
+        part,
+        prices,
         capacity=capacity,
         source=f"Slurm, {idle} idle",
     )
@@ -153,13 +115,13 @@ def _offer(
 
 def count_room(cluster: Cluster, offer: Offer) -> int:
     """How many of the partition's nodes could ever hold one node of the offer, busy or down as they may be."""
-    kind = gres_of(offer).split(":")[1:-1]
+    kind = gpu_of(offer)
     return sum(
         offer.zone in node.partitions
         and node.shape.cpus >= offer.vcpus
         and node.shape.memory_mib >= offer.memory_mib
         and node.shape.gpus >= offer.accelerator_count
-        and (not kind or node.shape.gres == kind[0])
+        and (not kind or node.shape.gpu == kind)
         for node in cluster.nodes
     )
 
@@ -168,16 +130,7 @@ def gres_of(offer: Offer) -> str:
     """What sbatch asks for to get the offer's accelerators; "" where it has none."""
     if not offer.accelerator_count:
         return ""
-    kind = offer.instance_type.partition("x")[2].rsplit("-", 2)[0]
-    return f"gpu:{offer.accelerator_count}" if kind == "gpu" else f"gpu:{kind}:{offer.accelerator_count}"
-
-
-def _accelerator(gres: str) -> tuple[str, int]:
-    """The canonical name and memory of what Slurm calls so; the memory is 0 where the product has several."""
-    known = find_accelerator(gres) if gres else None
-    if known is None:
-        return gres or "gpu", 0
-    return known.accelerator.name, known.memory_mib or nominal_memory(known.accelerator, None) or 0
+    return ":".join(filter(None, ("gpu", gpu_of(offer), str(offer.accelerator_count))))
 
 
 def _node(row: Mapping[str, str]) -> ClusterNode:
@@ -188,7 +141,7 @@ def _node(row: Mapping[str, str]) -> ClusterNode:
     return ClusterNode(
         name=row["NodeName"],
         partitions=tuple(row.get("Partitions", "").split(",")),
-        shape=Shape(cpus=_number(row, "CPUEfctv") or total, memory_mib=memory, gpus=gpus, gres=kind),
+        shape=Shape(cpus=_number(row, "CPUEfctv") or total, memory_mib=memory, gpus=gpus, gpu=kind),
         up=up,
         free_cpus=total - _number(row, "CPUAlloc") if up else 0,
         free_memory_mib=memory - _number(row, "AllocMem") if up else 0,

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from remuda.providers.base import NoCapacity, ProviderError, Refused, TryAgain
+from remuda.providers.batch.hostlist import expand
+from remuda.providers.batch.rows import JobRow, Phase, Unsure
 from remuda.providers.batch.seat import Done, Seat
 
 TOOLS = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sacctmgr")
@@ -26,22 +27,22 @@ _BREAK = "\x1f"
 _EPOCH = {"SLURM_TIME_FORMAT": "%s"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """One job as slurmctld knows it. `start` and `end` are expected times where they lie ahead."""
-
-    id: str
-    name: str
-    state: str
-    reason: str
-    nodes: str
-    start: datetime | None
-    end: datetime | None
-    comment: str
-
-
-class Unsure(TryAgain):
-    """The job may have been submitted."""
+_WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+_WORKS = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+# How jobs end, in words for users. "cancelled" is by somebody else: what we cancel is marked as removed.
+_ENDS = {
+    "COMPLETED": "its agents left",
+    "FAILED": "its agents broke",
+    "CANCELLED": "it was cancelled in Slurm, not by Remuda",
+    "PREEMPTED": "Slurm gave its nodes to a job that goes first",
+    "TIMEOUT": "it reached Slurm's time limit",
+    "DEADLINE": "it reached Slurm's deadline",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not boot",
+    "OUT_OF_MEMORY": "it used more memory than it asked for",
+    "REVOKED": "Slurm gave it to another cluster",
+}
+_TAKEN = frozenset({"PREEMPTED", "TIMEOUT"})
 
 
 class Slurm:
@@ -55,15 +56,15 @@ class Slurm:
         done = await self._seat.run(["sbatch", "--parsable", *options], script.encode(), timeout_s=45)
         if done.code == 0 and (found := re.match(r"(\d+)", done.out.strip())):
             return found[1]
-        raise _sorted(done)
+        raise sort_complaint(done)
 
-    async def jobs(self, uid: int, comment: str) -> Sequence[JobRow]:
+    async def jobs(self, uid: int, mark: str) -> Sequence[JobRow]:
         """The jobs with this comment, those that ended a while ago included."""
         fields = _BREAK.join(("%i", "%j", "%T", "%r", "%N", "%S", "%e", "%k"))
         argv = ["squeue", "--noheader", "--states=all", f"--user={uid}", f"--format={fields}"]
         out = await self._ask(argv, env=_EPOCH)
         rows = [parts for line in out.splitlines() if len(parts := line.split(_BREAK)) == 8]
-        return [_row(parts) for parts in rows if parts[7].strip() == comment]
+        return [read_row(parts) for parts in rows if parts[7].strip() == mark]
 
     async def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel jobs; those that are over already are no error."""
@@ -74,11 +75,13 @@ class Slurm:
 
     async def accounted(self, job: str) -> JobRow | None:
         """What the accounting remembers of a job that slurmctld forgot; None where it does not know it either."""
+        if "sacct" not in (await self._seat.hello()).tools:
+            return None
         fields = "JobIDRaw,JobName,State,Reason,NodeList,Start,End,Comment"
         argv = ["sacct", "-X", "-n", "-P", "--delimiter", _BREAK, "-j", job, "-o", fields]
         done = await self._seat.run(argv, env=_EPOCH)
         rows = [parts for line in done.out.splitlines() if len(parts := line.split(_BREAK)) == 8]
-        return _row(rows[0]) if done.code == 0 and rows else None
+        return read_row(rows[0]) if done.code == 0 and rows else None
 
     async def show(self, *what: str) -> Sequence[Mapping[str, str]]:
         """`scontrol show ... --oneliner`, one table a line."""
@@ -116,13 +119,8 @@ class Slurm:
         raise Refused(f"{argv[0]}: {done.said}")
 
 
-def parse_pairs(line: str) -> dict[str, str]:
-    """`A=1 B=two words C=3` as a table: a name is a word with a `=` behind it."""
-    parts = re.split(r"(?:^|\s)([A-Za-z_/:]+)=", line)
-    return {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def _sorted(done: Done) -> ProviderError:
+def sort_complaint(done: Done) -> ProviderError:
+    """What a refused or lost submission is to its caller."""
     said = done.said.replace("sbatch: error: ", "")
     if "FileNotFoundError" in said:
         return Refused(f"there is no sbatch on the login node: {said}")
@@ -133,17 +131,35 @@ def _sorted(done: Done) -> ProviderError:
     return NoCapacity(f"Slurm cannot place this: {said}") if _ELSEWHERE.search(said) else Refused(f"sbatch: {said}")
 
 
-def _row(parts: Sequence[str]) -> JobRow:
-    job, name, state, reason, nodes, start, end, comment = (part.strip() for part in parts)
+def parse_pairs(line: str) -> dict[str, str]:
+    """`A=1 B=two words C=3` as a table: a name is a word with a `=` behind it."""
+    parts = re.split(r"(?:^|\s)([A-Za-z_/:]+)=", line)
+    return {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def read_row(parts: Sequence[str]) -> JobRow:
+    """A line of squeue or sacct: id, name, state, reason, nodes, start, end, comment."""
+    job, name, state, reason, nodes, start, end, _ = (part.strip() for part in parts)
+    state = state.split()[0] if state else ""  # "CANCELLED by 1000"
+    phase = Phase.OVER
+    if state in _WAITS:
+        phase, told = Phase.WAITS, f"Slurm: {reason}" if reason not in ("", "None") else "waits in Slurm's queue"
+    elif state == "CONFIGURING":
+        phase, told = Phase.BEGINS, "Slurm makes the nodes ready"
+    elif state in _WORKS:
+        phase, told = Phase.WORKS, "" if state == "RUNNING" else f"Slurm: {state.lower()}"
+    else:
+        told = _ENDS.get(state, f"Slurm: {state.lower()}")
     return JobRow(
         id=job,
         name=name,
-        state=state.split()[0] if state else "",  # "CANCELLED by 1000"
-        reason="" if reason == "None" else reason,
-        nodes="" if nodes.startswith("None") else nodes,
+        phase=phase,
+        reason=told,
+        hosts=() if nodes.startswith("None") else tuple(expand(nodes)),
         start=_time(start),
         end=_time(end),
-        comment=comment,
+        taken=state in _TAKEN,
+        broke=state == "FAILED",
     )
 
 

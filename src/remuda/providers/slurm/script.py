@@ -8,7 +8,8 @@ from datetime import timedelta
 from remuda.providers.base import GangSpec
 from remuda.providers.slurm.cluster import Partition, gres_of
 
-# The folder `started` is made by one job only: should a lost reply ever lead to a second job of this gang, or Slurm
+# Only the script is signalled before the time limit (B:), since a step's signal would hit the work itself. The folder
+# `started` is made by one job only: should a lost reply ever lead to a second job of this gang, or Slurm
 # run this one again, it leaves at once. `begun` and `end` are for jobs that slurmctld has forgotten.
 _SCRIPT = """#!/bin/sh
 # Remuda: one agent on each node of {name}; see docs/guides/slurm.md.
@@ -18,15 +19,20 @@ cd {folder} || exit 0
 mkdir started || exit 0
 [ -e job ] || {{ echo "$SLURM_JOB_ID" > .job.$$ && mv .job.$$ job; }}
 echo "$(date +%s) $SLURM_JOB_NODELIST" > .begun && mv .begun begun
-if ! {python} -c 'import sys; sys.exit(sys.version_info < (3, 8))'; then
-    echo "$(hostname) has no Python 3.8 or newer as {shown}; name one by the setting python" > refusal
+if ! command -v {python} >/dev/null; then
+    echo "$(hostname) has no {shown}; name a Python 3.8 or newer by the setting python" > refusal
     exit 78
 fi
-unset SLURM_TIME_FORMAT
+trap ': > warned' USR1
+trap : TERM
 srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=0 \\
-    --mpi=none --unbuffered sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent.pyz" "$2" "$SLURM_PROCID"' \\
-    {python} {agent} {folder}
-code=$?
+    --mpi=none --unbuffered sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$SLURM_PROCID"' \\
+    {python} {agent} {folder} &
+while :; do
+    wait $!
+    code=$?
+    kill -0 $! 2>/dev/null || break # else it was a signal that ended the waiting
+done
 echo "$code $(date +%s)" > .end && mv .end end
 exit $code
 """
@@ -61,7 +67,7 @@ def make_options(gang: GangSpec, partition: Partition, comment: str, folder: str
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, int(offer.vcpus))}",
         f"--mem={offer.memory_mib}M",
-        f"--signal=USR1@{wishes.warning_s}",
+        f"--signal=B:USR1@{wishes.warning_s}",
         "--no-requeue",
         "--export=ALL",
         f"--chdir={folder}",

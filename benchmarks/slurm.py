@@ -1,0 +1,96 @@
+"""What Remuda adds to Slurm's own way from the submission to the running program: alternating pairs, one table.
+
+    python benchmarks/slurm.py [--pairs 20]
+
+A real cluster is made on this machine (tests/system/slurm.py says what that takes). Both sides run the same program,
+which writes down when it began; counted is from before the submission (`sbatch`, or the client's call to a server that
+runs) to that moment. The difference of a pair is Remuda's; the median of the differences is the figure.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from measure import ROOT, fresh_home, table
+
+sys.path.insert(0, str(ROOT))
+
+from tests.system.slurm import Cluster, cluster_at, why_not
+from tests.system.trust import environment
+
+from remuda.client import Client, connect
+
+WAIT_S = 60.0
+
+
+def plain_s(cluster: Cluster, stamp: Path) -> float:
+    """sbatch of a script that starts its program by srun, as batch scripts do."""
+    script = f"#!/bin/sh\nsrun sh -c 'date +%s.%N > {stamp}.new; mv {stamp}.new {stamp}'\n"
+    began = time.time()
+    cluster.run("sbatch", "--output=/dev/null", "--cpus-per-task=1", "--mem=512M", stdin=script)
+    return _read(stamp) - began
+
+
+def remuda_s(client: Client, stamp: Path) -> float:
+    task = (
+        f"{{name: t, resources: {{cpu: 1, memory: 512MiB}}, run: 'date +%s.%N > {stamp}.new; mv {stamp}.new {stamp}'}}"
+    )
+    began = time.time()
+    name = client.submit(task).name
+    took = _read(stamp) - began
+    for _ in client.follow("default", name):
+        pass
+    return took
+
+
+def _calm(cluster: Cluster) -> None:
+    """Wait until slurmctld is idle: soon after a job's end it leaves new ones to its next round, a second later."""
+    cluster.until(lambda: not cluster.jobs("PD,R,CG"))
+    time.sleep(1.5)
+
+
+def _read(stamp: Path) -> float:
+    give_up = time.monotonic() + WAIT_S
+    while not stamp.exists():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{stamp} never came")
+        time.sleep(0.005)
+    return float(stamp.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=20)
+    pairs = parser.parse_args().pairs
+    if reason := why_not():
+        print(f"skipped: {reason}")
+        return
+    plain, ours = [], []
+    with (
+        tempfile.TemporaryDirectory(prefix="remuda-slurm-") as folder,
+        cluster_at(Path(folder)) as cluster,
+        environment(cluster.environ),
+        fresh_home() as env,
+    ):
+        settings = f'[providers.local]\nenabled = false\n[providers.slurm]\nfolder = "{folder}/shared"\n'
+        Path(env["REMUDA_CONFIG"]).write_text(settings)
+        with connect() as client:
+            for number in range(pairs + 1):
+                one = plain_s(cluster, Path(folder) / f"plain{number}")
+                _calm(cluster)
+                other = remuda_s(client, Path(folder) / f"remuda{number}")
+                _calm(cluster)
+                if number:  # the first pair warms up: the agent is placed then
+                    plain.append(one)
+                    ours.append(other)
+    added = [b - a for a, b in zip(plain, ours, strict=True)]
+    values = (("sbatch and srun", plain, ""), ("Remuda", ours, ""), ("added by Remuda", added, "0.5"))
+    rows = [(name, statistics.median(v), min(v), max(v), bar) for name, v, bar in values]
+    table(f"submission to running program, s, {pairs} pairs", ("what", "median", "least", "most", "bar"), rows)
+
+
+if __name__ == "__main__":
+    main()

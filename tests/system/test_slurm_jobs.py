@@ -1,0 +1,152 @@
+"""Jobs of a real server on a real Slurm cluster: to their end, as gangs, many, waiting, stopped, preempted."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.slurm import Cluster, cluster_at, why_not
+from tests.system.trust import User, user_at, wait_until
+
+pytestmark = pytest.mark.system
+
+SMALL = "resources: {cpu: 1, memory: 512MiB}"
+# Counts to 4 in a folder that outlives attempts; says where it began, and writes a line when it is told to go.
+COUNT = """
+    n=$(cat $REMUDA_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
+    trap 'echo told to go; exit 143' TERM
+    while [ $n -lt 4 ]; do
+      n=$((n + 1)); echo $n > $REMUDA_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
+      while [ $n = 2 ] && [ ! -e ROOT/go ]; do sleep 0.05; done
+    done
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with cluster_at(tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+@pytest.fixture
+def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        user.variables.update(SLURM_CONF=str(cluster.conf), PATH=cluster.environ["PATH"])
+        settings = f'folder = "{user.root}/shared"\nprice_usd_gpu_hr = 3600\nprice_usd_node_hr = 0\n'
+        user.settings(f"[providers.local]\nenabled = false\n[providers.slurm]\n{settings}")
+        yield user
+    cluster.run("scancel", "--user=root", check=False)  # only now is no server left to launch them again
+    cluster.until(lambda: not cluster.jobs("PD,R,CG"))
+
+
+def check_gone(user: User, cluster: Cluster) -> None:
+    """Nothing is left in Slurm, in the shared folder or among the processes."""
+    cluster.until(lambda: not cluster.jobs("PD,R,CG"))
+    wait_until(lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left")
+    wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
+    assert user.json("nodes") == []
+
+
+def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cluster) -> None:
+    (user.work / "main.py").write_text("import sys\nprint('hello', *sys.argv[1:])\nsys.exit(7)\n")
+    text = "name: hello\nworkdir: .\nresources: {gpu: H100:2}\nrun: python3 main.py $CUDA_VISIBLE_DEVICES"
+    command = user.start("run", "--yes", user.task(text))
+    out, err = command.communicate(timeout=60)
+    assert (command.returncode, out) == (7, "hello 0,1\n"), err
+    job = user.ended("hello")
+    assert (job.phase, job.exit_code, job.attempt) == ("failed", 7, 1)
+    assert "slurm/meadow/main/8xh100-64cpu-500gb:2/on-demand" in user.cli("status", "hello")
+    (charge,) = user.json("cost", job.id)["charges"]
+    assert charge["rate_micros_per_hour"] == 7200 * 10**6
+    assert job.spent_micros == charge["amount_micros"]
+    check_gone(user, cluster)
+
+
+def test_ranks_of_a_gang_have_a_node_each_and_meet(user: User, cluster: Cluster) -> None:
+    from tests.system.test_trust_gangs import MEET
+
+    (user.work / "meet.py").write_text(MEET)
+    user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
+    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+    check_gone(user, cluster)
+
+
+def test_twenty_short_jobs(user: User, cluster: Cluster) -> None:
+    names = [user.submit(f"{{name: j{n}, {SMALL}, run: echo {n}}}") for n in range(20)]
+    for number, name in enumerate(names):
+        assert user.ended(name).phase == "done"
+        assert user.log(name) == f"{number}\n"
+    assert len(cluster.jobs()) >= 20
+    check_gone(user, cluster)
+
+
+def test_a_drill_takes_the_node_and_the_job_resumes(user: User, cluster: Cluster) -> None:
+    user.submit(_counting("drilled", user, SMALL))
+    wait_until(lambda: "step 2" in user.log("drilled"))
+    user.cli("drill", "preempt", "drilled", "--notice", "20s")
+    user.wait("drilled", lambda job: job.attempt == 2 and "begins at 2" in user.log("drilled"))
+    (user.root / "go").touch()
+    job = user.ended("drilled")
+    assert (job.phase, job.attempt, job.attempts[0].outcome) == ("done", 2, "preempted")
+    assert "told to go" in user.log("drilled", "--attempt", "1")
+    check_gone(user, cluster)
+
+
+def test_preemption_by_slurm_is_a_preemption_and_the_job_resumes(user: User, cluster: Cluster) -> None:
+    user.submit(_counting("taken", user, "nodes: 2\nresources: {gpu: H100:8, spot: only}"), "--yes")
+    wait_until(lambda: "step 2" in user.log("taken"))
+    user.wait("taken", "running")
+    wanted = ("--partition=main", "--nodes=2", "--gres=gpu:h100:8", "--cpus-per-task=64", "--output=/dev/null")
+    other = cluster.run("sbatch", "--parsable", *wanted, "--wrap=sleep 4").strip()
+    job = user.wait("taken", lambda job: job.attempt == 2)
+    assert (job.attempts[0].outcome, "Slurm" in job.attempts[0].reason) == ("preempted", True), job.attempts[0]
+    cluster.until(lambda: cluster.job(other) in ("RUNNING", "COMPLETED", "COMPLETING"))
+    assert "told to go" in user.log("taken", "--attempt", "1")
+    (user.root / "go").touch()
+    job = user.ended("taken")
+    assert (job.phase, job.attempt) == ("done", 2)
+    assert "begins at 2" in user.log("taken")
+    assert [kind for kind, _ in user.story("taken")].count("notice") >= 1
+    assert cluster.job(cluster.jobs("PR")[0], "%j").startswith("rm-")  # and was not put into the queue again by Slurm
+    check_gone(user, cluster)
+
+
+def test_a_long_queue_is_shown_with_its_reason(user: User, cluster: Cluster) -> None:
+    whole = ("--partition=main", "--exclusive", "--nodes=4", "--time=30", "--output=/dev/null", "--wrap=sleep 600")
+    other = cluster.run("sbatch", "--parsable", *whole).strip()
+    cluster.until(lambda: cluster.job(other) == "RUNNING")
+    name = user.submit("{name: long, resources: {gpu: A100:8}, run: echo at last}", "--yes")
+    job = user.wait(name, lambda job: "Resources" in job.reason or "Priority" in job.reason)
+    assert re.match(r"waits at slurm: Slurm: (Resources|Priority)", job.reason)
+    assert "waits at slurm" in user.cli("status", name)
+    assert job.attempt == 1
+    assert job.spent_micros == 0
+    cluster.run("scancel", other)
+    assert user.ended(name).phase == "done"
+    check_gone(user, cluster)
+
+
+@pytest.mark.parametrize("when", ["queued", "starting", "running"])
+def test_a_job_is_cancelled_in_every_phase(user: User, cluster: Cluster, when: str) -> None:
+    if when == "queued":
+        whole = ("--partition=main", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap=sleep 600")
+        other = cluster.run("sbatch", "--parsable", *whole).strip()
+        cluster.until(lambda: cluster.job(other) == "RUNNING")
+    name = user.submit(f"{{name: no, {SMALL}, run: 'echo here; sleep 300'}}")
+    if when == "queued":
+        cluster.until(lambda: cluster.jobs("PD"))
+    elif when == "running":
+        user.wait(name, "running")
+    user.cli("stop", name)
+    job = user.ended(name)
+    assert job.phase == "stopped"
+    if when == "queued":
+        cluster.run("scancel", other)
+    check_gone(user, cluster)
+
+
+def _counting(name: str, user: User, resources: str) -> str:
+    steps = COUNT.replace("ROOT", str(user.root))
+    return f"name: {name}\n{resources}\ncheckpoint: state\nrun: |\n{steps}"

@@ -1,0 +1,186 @@
+"""What Slurm's commands print, read: host lists, lengths, nodes, partitions, ends of jobs."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from remuda.domain.offers import Purchase
+from remuda.domain.units import HourlyRate
+from remuda.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
+from remuda.providers.batch.ground import Began, Exit, Intent, Record
+from remuda.providers.batch.hostlist import expand
+from remuda.providers.batch.rows import JobRow, Phase, Unsure
+from remuda.providers.batch.seat import Done
+from remuda.providers.batch.shapes import Prices
+from remuda.providers.batch.sight import judge, judge_forgotten, see
+from remuda.providers.slurm.cluster import gres_of, list_offers, parse_length, read_cluster
+from remuda.providers.slurm.commands import parse_pairs, read_row, sort_complaint
+from remuda.providers.slurm.script import format_length
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+FREE = Prices(gpu=HourlyRate(0), node=HourlyRate(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("login", ["login"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("r[1-2]n[8-10]", ["r1n8", "r1n9", "r1n10", "r2n8", "r2n9", "r2n10"]),
+        ("a-b[009-010]-ib", ["a-b009-ib", "a-b010-ib"]),
+    ],
+)
+def test_host_lists(text: str, hosts: list[str]) -> None:
+    assert list(expand(text)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("UNLIMITED", None),
+        ("INFINITE", None),
+        ("30", timedelta(minutes=30)),
+        ("30:15", timedelta(minutes=30, seconds=15)),
+        ("12:30:00", timedelta(hours=12, minutes=30)),
+        ("2-00:00:00", timedelta(days=2)),
+        ("2-12", timedelta(days=2, hours=12)),
+    ],
+)
+def test_lengths(text: str, length: timedelta | None) -> None:
+    assert parse_length(text) == length
+
+
+def test_a_length_is_written_as_it_is_read() -> None:
+    for length in (timedelta(minutes=1), timedelta(hours=25, minutes=7), timedelta(days=40)):
+        assert parse_length(format_length(length)) == length
+    assert format_length(None) == "UNLIMITED"
+
+
+def test_pairs_may_have_blanks_in_their_values() -> None:
+    line = "NodeName=n1 OS=Linux 6.1 #1 SMP State=IDLE+CLOUD CfgTRES=cpu=64,mem=500G,billing=64 Reason=bad disk [root]"
+    assert parse_pairs(line) == {
+        "NodeName": "n1",
+        "OS": "Linux 6.1 #1 SMP",
+        "State": "IDLE+CLOUD",
+        "CfgTRES": "cpu=64,mem=500G,billing=64",
+        "Reason": "bad disk [root]",
+    }
+
+
+def node(name: str, partitions: str, state: str = "IDLE", gres: str = "(null)", used: str = "") -> dict[str, str]:
+    numbers = {"CPUTot": "8", "CPUAlloc": "0", "RealMemory": "32768", "AllocMem": "0"}
+    return {"NodeName": name, "Partitions": partitions, "State": state, "Gres": gres, "GresUsed": used, **numbers}
+
+
+def partition(name: str, tier: int, mode: str = "OFF", state: str = "UP") -> dict[str, str]:
+    return {
+        "PartitionName": name,
+        "State": state,
+        "PriorityTier": str(tier),
+        "PreemptMode": mode,
+        "MaxTime": "UNLIMITED",
+    }
+
+
+CONFIG = {"ClusterName": "c", "PreemptType": "preempt/partition_prio", "KillWait": "12 sec"}
+
+
+def test_a_partition_is_spot_only_where_a_higher_one_shares_its_nodes() -> None:
+    nodes = [node("a", "low,high"), node("b", "alone"), node("d", "off,high")]
+    rows = [partition("low", 1, "REQUEUE"), partition("high", 5), partition("alone", 1, "CANCEL"), partition("off", 1)]
+    cluster = read_cluster(CONFIG, [*rows, partition("down", 1, "REQUEUE", "DOWN")], nodes, ())
+    assert {each.name: each.taken for each in cluster.partitions} == {
+        "low": True,
+        "high": False,
+        "alone": False,
+        "off": False,
+    }
+    assert cluster.kill_wait == timedelta(seconds=12)
+    by_qos = read_cluster({**CONFIG, "PreemptType": "preempt/qos"}, rows, nodes, ())
+    assert not any(each.taken for each in by_qos.partitions)
+
+
+@pytest.mark.parametrize(
+    ("state", "idle"),
+    [("IDLE", 1), ("IDLE+CLOUD+POWERED_DOWN", 1), ("MIXED+PLANNED", 1)]
+    + [(state, None) for state in ("DOWN*", "IDLE+DRAIN", "IDLE*", "IDLE+MAINT", "DOWN+NOT_RESPONDING", "FUTURE")],
+)
+def test_only_nodes_that_can_run_are_offered(state: str, idle: int | None) -> None:
+    cluster = read_cluster(CONFIG, [partition("p", 1)], [node("a", "p", state, "gpu:tesla_t4:2(S:0-1)")], ())
+    offers = list_offers(cluster, FREE, queue=False)
+    assert [o.capacity for o in offers if o.accelerator_count == 2] == ([] if idle is None else [idle])
+
+
+def test_accelerators_have_their_canonical_names_and_are_asked_for_by_slurms() -> None:
+    kinds = {"gpu:tesla_t4:2": ("T4", 16384), "gpu:frobnicator-x2:2": ("frobnicator-x2", 0), "gpu:2": ("gpu", 0)}
+    for gres, (name, memory) in kinds.items():
+        cluster = read_cluster(CONFIG, [partition("p", 1)], [node("a", "p", "IDLE", gres)], ())
+        (both,) = [o for o in list_offers(cluster, FREE, queue=True) if o.accelerator_count == 2]
+        assert (both.accelerator, both.accelerator_memory_mib, gres_of(both)) == (name, memory, gres)
+        assert both.purchase is Purchase.ON_DEMAND
+
+
+def row(state: str, reason: str = "None", nodes: str = "n[1-2]") -> JobRow:
+    seconds = str(int(NOW.timestamp()))
+    return read_row(["7", "g", state, reason, nodes, seconds, seconds, "remuda:x"])
+
+
+def record(**more: object) -> Record:
+    return Record(name="g", intent=Intent(name="g", nodes=2, asked_at=NOW), job="7", **more)  # type: ignore[arg-type]
+
+
+def test_states_of_jobs_that_are_not_over() -> None:
+    waits = see(row("PENDING", reason="QOSGrpGRES", nodes=""), record())
+    assert (waits.state, waits.reason, waits.eta, list(waits.nodes)) == (GangState.QUEUED, "Slurm: QOSGrpGRES", NOW, [])
+    runs = see(row("RUNNING"), record())
+    assert (runs.state, [each.address for each in runs.nodes]) == (GangState.RUNNING, ["n1", "n2"])
+    assert see(row("CONFIGURING"), record()).state is GangState.STARTING
+    assert see(row("SUSPENDED"), record()).reason == "Slurm: suspended"
+
+
+@pytest.mark.parametrize(
+    ("state", "preempted", "words"),
+    [
+        ("PREEMPTED", True, "goes first"),
+        ("TIMEOUT", True, "time limit"),
+        ("NODE_FAIL", False, "a node failed"),
+        ("CANCELLED", False, "not by Remuda"),
+        ("OUT_OF_MEMORY", False, "more memory"),
+        ("COMPLETED", False, "left"),
+    ],
+)
+def test_ends_of_jobs(state: str, preempted: bool, words: str) -> None:
+    assert row(state).phase is Phase.OVER
+    over = judge(row(state), record(), "", NOW)
+    assert (over.preempted, words in over.reason) == (preempted, True)
+    removed = judge(row(state), record(removing=True), "", NOW)
+    assert (removed.preempted, removed.reason) == (False, "removed")
+    assert judge(row(state), record(refusal="no python"), "", NOW).reason == "no python"
+
+
+def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
+    times = (NOW, NOW + timedelta(minutes=1))
+    written = record(begun="1 n[1-2]", end="0 2")
+    assert judge_forgotten(written, [Exit(outcome="succeeded", exit_code=0)] * 2, *times).reason == "its agents left"
+    failed = judge_forgotten(written, [Exit(outcome="exit", exit_code=3, reason="code 3")], *times)
+    assert (failed.reason, failed.preempted) == ("code 3", False)
+    assert judge_forgotten(written, [Exit(outcome="preempted", exit_code=143)], *times).preempted
+    assert "no end" in judge_forgotten(record(begun="1 n[1-2]"), (), *times).reason
+    assert "broke" in judge_forgotten(record(end="137 2"), (), *times).reason
+    seen = Began(at=NOW - timedelta(seconds=1), nodes=("n1", "n2"))
+    assert judge_forgotten(record(end="0 2", seen=seen), (), *times).began == seen
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Batch job submission failed: Requested node configuration is not available", NoCapacity),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", Refused),
+        ("Batch job submission failed: Job violates accounting/QOS policy", Refused),
+        ("Batch job submission failed: Unable to contact slurm controller (connect failure)", TryAgain),
+        ("Batch job submission failed: Socket timed out on send/recv operation", Unsure),
+    ],
+)
+def test_complaints_of_sbatch(said: str, kind: type[ProviderError]) -> None:
+    assert type(sort_complaint(Done(code=1, out="", err=f"sbatch: error: {said}"))) is kind
