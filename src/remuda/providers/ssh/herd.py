@@ -38,6 +38,7 @@ from remuda.providers.ssh.views import (
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _WITNESSES = 3  # other hosts that are asked whether they reach one that we do not
+_WITNESS_EVERY_S = 60.0  # of a host's silence
 _AT_ONCE = -1.0  # a grace: nothing is waited for
 
 
@@ -77,6 +78,7 @@ class Herd:
         self.patient = True  # connect where it must; False while somebody else keeps the lines up
         self._glances: dict[str, _Glance] = {}
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._witnessed: dict[str, float] = {}  # host -> its silence when the others last said that it is dead
         self._ended_at: dict[tuple[str, int], datetime] = {}  # an end is told once and stays so
 
     # Launching
@@ -133,8 +135,10 @@ class Herd:
         for problem in problems:
             if not isinstance(problem, ProviderError):
                 raise problem
+        intent = self._books.intents.get(intent.name, intent)  # it may be removed meanwhile
         if not problems:
-            with_try_again(lambda: self._books.put(replace(intent, launched=True)))
+            if intent.name in self._books.intents:
+                with_try_again(lambda: self._books.put(replace(intent, launched=True)))
             return
         lost = next((each for each in problems if isinstance(each, LinkLost)), None)
         if lost is not None:
@@ -158,6 +162,13 @@ class Herd:
             return  # `_clean` asks again
 
     # Looking
+
+    async def welcome(self, host: str) -> None:
+        """A host is back: what should have gone meanwhile goes before anything new is placed there."""
+        self._witnessed.pop(host, None)
+        owing = any(host in ended.owing for ended in self._books.ended.values())
+        if owing or any(host in intent.hosts for intent in self._books.intents.values()):
+            await self._glance(host)
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """As Provider.gangs."""
@@ -256,8 +267,11 @@ class Herd:
 
     async def _is_dead(self, link: Link) -> bool:
         """Whether two witnesses say so: our own tries for long enough, and the hosts that we do reach."""
-        if link.silent_s < self._lost_after.total_seconds() or not link.let_in:
+        if link.up or link.silent_s < self._lost_after.total_seconds() or not link.let_in:
             return False
+        said = self._witnessed.get(link.entry.name)
+        if said is not None and said <= link.silent_s < said + _WITNESS_EVERY_S:
+            return True
         others = [each for each in self._links().values() if each is not link]
         reached = [each for each in others if each.up][:_WITNESSES]
         if others and not reached:
@@ -266,6 +280,7 @@ class Herd:
         if any(await asyncio.gather(*(each.reaches(*target) for each in reached))):
             link.silent_s = 0.0
             return False
+        self._witnessed[link.entry.name] = link.silent_s
         return True
 
     async def _clean(self, link: Link, look: HostLook) -> None:

@@ -37,7 +37,7 @@ from remuda.providers.ssh.placing import place_ranks
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices come and go rarely, and asking drivers is slow
 _FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts of which nothing is known yet
-_TICK_S = 0.5
+_TICK_S, _CALM_S = 0.5, 5.0  # between looks at lines of which one is down, and at lines that are all up
 
 
 class SshProvider:
@@ -113,7 +113,8 @@ class SshProvider:
                 self._announce_the_dead()
                 self._wake.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_TICK_S):
+                    calm = all(link.up for link in self._links.values())
+                    async with asyncio.timeout(_CALM_S if calm else _TICK_S):
                         await self._wake.wait()
         finally:
             self._herd.patient = True
@@ -220,7 +221,10 @@ class SshProvider:
     async def _learn_one(self, name: str) -> None:
         link = self._links[name]
         try:
+            was_up = link.up
             await link.connect()
+            if not was_up:
+                await self._herd.welcome(name)
             at = self._learnt_at.get(name)
             if at is not None and self._now() - at < _LEARN_AGAIN:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def read_facts(root: str) -> Fields:
     return {
         "system": os.uname().sysname,
         "hostname": os.uname().nodename,
-        "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),
+        "user": find_user(),
         "python": sys.version.split()[0],
         "address": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2],
         "cpus": len(os.sched_getaffinity(0)),
@@ -53,6 +54,13 @@ def read_facts(root: str) -> Fields:
         "usable": [path for path in ("/dev/kfd",) if os.access(path, os.R_OK | os.W_OK)],
         "engine": next((name for name in ("podman", "docker") if shutil.which(name)), ""),
     }
+
+
+def find_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run as a number without a name
+        return os.environ.get("USER") or str(os.getuid())
 
 
 def ask_smi() -> Fields:

@@ -218,7 +218,8 @@ class Steward:
         known = read_json(folder + "/run.json")
         if known is not None or os.path.exists(folder + "/left"):
             return known
-        found = next(find_command(folder + "/config.json"), None)  # started just before an earlier steward was killed
+        # Started just before an earlier steward was killed: the first of them leads the group.
+        found = min(find_command(folder + "/config.json"), key=lambda each: (each["start"], each["pid"]), default=None)
         gang = read_json(self._folder(name) + "/gang.json") or {}
         if found is None and (os.path.exists(folder + "/lock") or gang.get("boot") != boot()):
             return None

@@ -1,0 +1,229 @@
+"""The steward that runs on SSH hosts, spoken to directly: what is asked twice happens once, and nothing is left."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remuda.providers.ssh.parcels import pack_steward
+
+pytestmark = pytest.mark.system
+# What an agent does as far as a steward sees it: it locks, says that it was here, and leaves with the code in `code`.
+AGENT = """
+import fcntl, json, os, sys, time
+home = os.path.dirname(sys.argv[-1])
+lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+with open(home + "/starts", "a") as file:
+    file.write("deliver\\n" if "--deliver" in sys.argv else "work\\n")
+if "--deliver" in sys.argv:
+    sys.exit(0)
+while not os.path.exists(home + "/code"):
+    time.sleep(0.005)
+sys.exit(int(open(home + "/code").read()))
+"""
+
+
+class Steward:
+    """One steward and a pipe to it."""
+
+    def __init__(self, root: Path, file: Path, python: str = sys.executable) -> None:
+        self.root, self.python = root, python
+        command = [python, "-I", "-S", str(file), "serve", str(root)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.changed: list[str] = []
+        self._number = 0
+
+    def ask(self, do: str, **fields: object) -> Any:
+        """The whole answer, errors included."""
+        assert self.process.stdin is not None
+        self._number += 1
+        self.process.stdin.write(json.dumps({"id": self._number, "do": do, **fields}).encode() + b"\n")
+        self.process.stdin.flush()
+        while (line := self.read()).get("id") != self._number:
+            self.changed.append(line["changed"])
+        return line
+
+    def read(self, seconds: float = 20) -> Any:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        assert ready, "the steward says nothing"
+        return json.loads(self.process.stdout.readline())
+
+    def launch(self, gang: str, *, devices: tuple[str, ...] = (), ranks: int = 1) -> Any:
+        agent = self.root.parent / "agent.py"
+        agent.write_text(AGENT)
+        asked = [{"rank": n, "config": {"home": str(self.rank(gang, n))}, "devices": devices} for n in range(ranks)]
+        return self.ask("launch", gang=gang, intent={"n": 1}, command=[self.python, str(agent)], ranks=asked)
+
+    def rank(self, gang: str, number: int = 0) -> Path:
+        return self.root / "gangs" / gang / str(number)
+
+    def states(self, gang: str) -> list[str]:
+        found = [each for each in self.ask("look")["answer"]["gangs"] if each["name"] == gang]
+        return [rank["state"] for each in found for rank in each["ranks"]]
+
+    def until(self, gang: str, *states: str) -> None:
+        deadline = time.monotonic() + 20
+        while self.states(gang) != list(states):
+            assert time.monotonic() < deadline, self.states(gang)
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Hang up, as a connection's end does."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+
+
+Make = Callable[..., Steward]  # by the folder under which it works, and the Python
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "steward.pyz"
+    path.write_bytes(pack_steward().content)
+    return path
+
+
+@pytest.fixture
+def make(tmp_path: Path, file: Path) -> Iterator[Make]:
+    made: list[Steward] = []
+
+    def start(folder: str, python: str = sys.executable) -> Steward:
+        root = tmp_path / "base" / folder / "host"
+        root.mkdir(parents=True, exist_ok=True)
+        made.append(Steward(root, file, python))
+        return made[-1]
+
+    yield start
+    for steward in made:
+        steward.close()
+    for path in tmp_path.glob("base/*/host/gangs/*/*/run.json"):
+        with suppress(ProcessLookupError):  # of a test that failed
+            os.killpg(json.loads(path.read_text())["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def steward(make: Make) -> Steward:
+    return make("mark")
+
+
+def starts(steward: Steward, gang: str) -> list[str]:
+    path = steward.rank(gang) / "starts"
+    deadline = time.monotonic() + 20
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text().split()
+
+
+def test_a_name_is_launched_once_and_its_end_is_told(steward: Steward) -> None:
+    steward.launch("g", ranks=2)
+    steward.launch("g", ranks=2)
+    assert starts(steward, "g") == ["work"]
+    assert steward.states("g") == ["runs", "runs"]
+    for rank in range(2):
+        (steward.rank("g", rank) / "code").write_text("0")
+    steward.until("g", "over", "over")
+    assert "g" in steward.changed
+    steward.ask("forget", gang="g")
+    assert not steward.rank("g").exists()
+    assert steward.launch("g")["answer"] == {"over": True}
+    assert not steward.rank("g").exists()
+
+
+def test_a_new_steward_takes_over(steward: Steward, make: Make) -> None:
+    steward.launch("g")
+    assert starts(steward, "g") == ["work"]
+    second = make("mark")
+    assert second.states("g") == ["runs"]
+    assert steward.process.wait(10) == -9
+    (steward.rank("g") / "code").write_text("0")
+    second.until("g", "over")
+
+
+def test_an_agent_that_was_started_without_a_record_is_found(steward: Steward) -> None:
+    steward.launch("g")
+    assert starts(steward, "g") == ["work"]
+    (steward.rank("g") / "run.json").unlink()  # as if it had been killed between the start and the record
+    assert steward.states("g") == ["runs"]
+    assert starts(steward, "g") == ["work"]
+    (steward.rank("g") / "code").write_text("0")
+    steward.until("g", "over")
+
+
+def test_a_removal_kills_what_does_not_leave(steward: Steward) -> None:
+    steward.launch("g")
+    assert starts(steward, "g") == ["work"]
+    steward.ask("remove", gang="g", grace_s=-1, forbid=True)
+    steward.until("g", "over")
+    assert steward.launch("g")["answer"] == {"over": True}
+    steward.ask("remove", gang="never", grace_s=1, forbid=True)
+    assert steward.launch("never")["answer"] == {"over": True}
+    assert steward.states("never") == []
+
+
+def test_last_words_of_an_agent_that_broke_are_delivered(steward: Steward) -> None:
+    steward.launch("g")
+    assert starts(steward, "g") == ["work"]
+    (steward.rank("g") / "started").touch()
+    (steward.rank("g") / "code").write_text("1")
+    steward.until("g", "over")
+    assert starts(steward, "g") == ["work", "deliver"]
+    (rank,) = steward.ask("look")["answer"]["gangs"][0]["ranks"]
+    assert not rank["in_order"]
+
+
+def test_a_device_is_held_once_on_a_host(steward: Steward, make: Make) -> None:
+    other = make("other")
+    steward.launch("g", devices=("GPU-1",))
+    refused = other.launch("h", devices=("GPU-1", "GPU-2"))
+    assert refused["kind"] == "busy"
+    assert "GPU-1 in use by g" in refused["error"]
+    assert other.states("h") == []
+    assert "answer" in other.launch("i", devices=("GPU-2",))
+    for each, gang in ((steward, "g"), (other, "i")):
+        (each.rank(gang) / "code").write_text("0")
+        each.until(gang, "over")
+    assert "answer" in other.launch("j", devices=("GPU-1",))
+    (other.rank("j") / "code").write_text("0")
+    other.until("j", "over")
+
+
+def test_names_that_are_no_names_are_refused(steward: Steward) -> None:
+    assert steward.ask("remove", gang="../x", grace_s=1)["kind"] == "refused"
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13"])
+def test_it_runs_on_other_pythons(make: Make, file: Path, tmp_path: Path, version: str) -> None:
+    folder = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    python = shutil.which(f"python{version}", path=":".join(map(str, folder.glob(f"{version}.*/bin")))) or (
+        shutil.which(f"python{version}")
+    )
+    if python is None or subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"no python{version} is installed here")
+    command = [python, "-I", "-S", str(file), "facts", str(tmp_path)]
+    facts = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    assert facts["python"].startswith(version)
+    steward = make("mark", python)
+    steward.launch("g")
+    assert starts(steward, "g") == ["work"]
+    (steward.rank("g") / "code").write_text("0")
+    assert steward.read() == {"changed": "g"}
