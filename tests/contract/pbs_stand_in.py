@@ -1,0 +1,342 @@
+"""Stands in for OpenPBS's commands: strict about options and syntax, runs the scripts, keeps a queue and its states.
+
+`install(folder)` makes the commands and a cluster of four nodes; every command is this file under its name, and the
+state is one JSON file behind a lock. It is not PBS: scheduling is first come, first served with what fits.
+"""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+COMMANDS = ("qsub", "qstat", "qselect", "qdel", "pbsnodes", "pbsdsh")
+KILL_DELAY_S = 2
+SERVER = "meadow"
+USAGE = 2
+
+
+def install(folder: Path) -> dict[str, str]:
+    """The environment in which the commands are found and know their cluster."""
+    (folder / "bin").mkdir(parents=True)
+    for name in COMMANDS:
+        path = folder / "bin" / name
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {os.path.abspath(__file__)} {name} "$@"\n')
+        path.chmod(0o755)
+    nodes = {
+        f"n{i}": {"ncpus": 16, "mem": 65536, "ngpus": 4, "gpu_type": "a100" if i > 2 else "h100"} for i in range(1, 5)
+    }
+    save(folder, {"next": 1, "jobs": {}, "nodes": nodes, "away": False, "history": True})
+    (folder / "pbs.conf").write_text(f"PBS_HOME={folder}\n")
+    return {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PBS_CONF_FILE": str(folder / "pbs.conf")}
+
+
+def save(folder: Path, state: dict) -> None:  # type: ignore[type-arg]
+    fresh = folder / "state.new"
+    fresh.write_text(json.dumps(state))
+    fresh.rename(folder / "state.json")
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[dict]:  # type: ignore[type-arg]
+    """The state, for as long as nobody else changes it."""
+    with open(folder / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = json.loads((folder / "state.json").read_text())
+        yield state
+        save(folder, state)
+
+
+def fail(text: str, code: int = 1) -> None:
+    sys.stderr.write(text + "\n")
+    sys.exit(code)
+
+
+def options(arguments: list[str], flags: str, valued: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Options as getopt reads them: flags and options with a value, then operands."""
+    found: dict[str, list[str]] = {}
+    while arguments and arguments[0].startswith("-") and arguments[0] != "-":
+        word = arguments.pop(0)
+        if word == "--":
+            break
+        letter = word[1]
+        if letter in valued:
+            value = word[2:] or (
+                arguments.pop(0) if arguments else fail(f"option requires an argument -- {letter}", USAGE)
+            )
+            found.setdefault(letter, []).append(str(value))
+        elif all(each in flags for each in word[1:]):
+            for each in word[1:]:
+                found.setdefault(each, []).append("")
+        else:
+            fail(f"invalid option -- {word}\nusage: see the manual", USAGE)
+    return found, arguments
+
+
+def qsub(folder: Path, arguments: list[str]) -> None:
+    given, operands = options(arguments, "hIVX", "AaCceijJkKlmMNopPqrRSuvWz")
+    if operands:
+        fail(f"qsub: script file:: No such file or directory: {operands[0]}")
+    name = given.get("N", ["STDIN"])[-1]
+    if not re.fullmatch(r"[A-Za-z0-9+][A-Za-z0-9_.+-]{0,229}", name):
+        fail("qsub: illegal -N value", USAGE)
+    if given.get("r", ["y"])[-1] not in ("y", "n") or given.get("j", ["n"])[-1] not in ("oe", "eo", "n"):
+        fail("qsub: illegal -r or -j value", USAGE)
+    resources = dict(_resource(text) for text in given.get("l", []))
+    script = sys.stdin.read()
+    if not script.startswith("#!"):
+        fail("qsub: the script is empty or no script")
+    queue = given.get("q", ["workq"])[-1]
+    if queue not in ("workq", "short"):
+        fail("qsub: Unknown queue")
+    if queue == "short" and _seconds(resources.get("walltime", "1:00:00")) > 3600:
+        fail("qsub: Job exceeds queue and/or server resource limits")
+    variables = dict(text.partition("=")[::2] for text in ",".join(given.get("v", [])).split(",") if text)
+    with cluster(folder) as state:
+        if state["away"]:
+            fail("qsub: cannot connect to server meadow (errno=111)", 255)
+        number = f"{state['next']}.{SERVER}"
+        state["next"] += 1
+        chunks = _chunks(resources.get("select", "1:ncpus=1"), state)
+        if len(chunks) > 1 and resources.get("place") not in ("scatter", "free", "pack"):
+            fail("qsub: illegal -l place value")
+        job = {"name": name, "queue": queue, "state": "Q", "script": script, "chunks": chunks, "variables": variables}
+        job |= {"walltime": resources.get("walltime"), "rerun": given.get("r", ["y"])[-1], "ctime": int(time.time())}
+        state["jobs"][number] = job
+        schedule(folder, state)
+    print(number)
+
+
+def _resource(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in ("select", "place", "walltime"):
+        fail(f"qsub: Unknown resource: {name}")
+    if name == "walltime" and not re.fullmatch(r"(\d+:)?[0-5]?\d:[0-5]\d|\d+", value):
+        fail("qsub: Illegal attribute or resource value: Resource_List.walltime")
+    return name, value
+
+
+def _chunks(text: str, state: dict) -> list[dict]:  # type: ignore[type-arg]
+    chunks = []
+    for part in text.split("+"):
+        words = part.split(":")
+        count = int(words.pop(0)) if words[0].isdigit() else 1
+        wanted: dict[str, object] = {"ncpus": 1, "mem": 0, "ngpus": 0}
+        for word in words:
+            name, equals, value = word.partition("=")
+            if not equals or name not in ("ncpus", "mem", "ngpus", "gpu_type"):
+                fail(f"qsub: Unknown resource: {name}")
+            if name == "mem" and not re.fullmatch(r"\d+mb", value):
+                fail("qsub: Illegal attribute or resource value: Resource_List.select")
+            wanted[name] = value if name == "gpu_type" else int(value.removesuffix("mb"))
+        chunks += [wanted] * count
+    return chunks
+
+
+def _seconds(text: str) -> int:
+    return sum(int(part) * 60**power for power, part in enumerate(reversed(text.split(":"))))
+
+
+def schedule(folder: Path, state: dict) -> None:  # type: ignore[type-arg]
+    """Start what fits, each chunk on a node of its own."""
+    for number, job in state["jobs"].items():
+        if job["state"] != "Q":
+            continue
+        hosts: list[str] = []
+        for chunk in job["chunks"]:
+            free = (name for name in state["nodes"] if name not in hosts and _fits(state, name, chunk))
+            hosts += [host] if (host := next(free, None)) else []
+        if len(hosts) < len(job["chunks"]):
+            job["comment"] = "Not Running: Insufficient amount of resource: ncpus"
+            continue
+        job |= {"state": "R", "hosts": hosts, "stime": int(time.time()), "comment": "Job run"}
+        command = [sys.executable, "-I", "-S", os.path.abspath(__file__), "run", number]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
+
+
+def _fits(state: dict, name: str, chunk: dict) -> bool:  # type: ignore[type-arg]
+    node, held = state["nodes"][name], _held(state, name)
+    kind = chunk.get("gpu_type", node["gpu_type"])
+    return kind == node["gpu_type"] and all(held[each] + chunk[each] <= node[each] for each in held)
+
+
+def _held(state: dict, name: str) -> dict[str, int]:  # type: ignore[type-arg]
+    held = {"ncpus": 0, "mem": 0, "ngpus": 0}
+    for job in state["jobs"].values():
+        for host, chunk in zip(job.get("hosts", []), job["chunks"], strict=False):
+            if host == name and job["state"] in ("R", "E"):
+                held = {each: held[each] + chunk[each] for each in held}
+    return held
+
+
+def run(folder: Path, arguments: list[str]) -> None:
+    """The node's part: run the script of a job to its end, and let the next ones in."""
+    (number,) = arguments
+    with cluster(folder) as state:
+        job = state["jobs"][number]
+    nodefile = folder / f"nodes-{number}"
+    nodefile.write_text("".join(f"{host}\n" for host in job["hosts"]))
+    environ = {**os.environ, **job["variables"], "PBS_JOBID": number, "PBS_NODEFILE": str(nodefile), "PBS_NODENUM": "0"}
+    process = subprocess.Popen(["/bin/sh"], stdin=subprocess.PIPE, env=environ, start_new_session=True, cwd="/")
+    assert process.stdin is not None
+    process.stdin.write(job["script"].encode())
+    process.stdin.close()
+    with cluster(folder) as state:
+        state["jobs"][number]["session"] = process.pid
+    code, limit = None, _seconds(job["walltime"]) if job["walltime"] else None
+    began = time.monotonic()
+    killed = False
+    while code is None:
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(0.05)
+        if code is None and limit is not None and time.monotonic() - began > limit and not killed:
+            killed = True
+            end_all(number)
+    end_all(number, 0)
+    with cluster(folder) as state:
+        status = -29 if killed else 256 - code if code < 0 else code
+        words = "and failed" if status else "and finished"
+        state["jobs"][number] |= {
+            "state": "F",
+            "exit": status,
+            "etime": int(time.time()),
+            "comment": f"Job run {words}",
+        }
+        schedule(folder, state)
+
+
+def end_all(number: str, delay_s: float = KILL_DELAY_S) -> None:
+    """SIGTERM to all processes of a job, SIGKILL later."""
+    if delay_s:
+        signal_all(number, signal.SIGTERM)
+    until = time.monotonic() + delay_s
+    while processes(number) and time.monotonic() < until:
+        time.sleep(0.02)
+    signal_all(number, signal.SIGKILL)
+
+
+def processes(number: str) -> list[int]:
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if f"PBS_JOBID={number}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                found.append(int(entry))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def signal_all(number: str, which: int) -> None:
+    for pid in processes(number):
+        with suppress(ProcessLookupError):
+            os.kill(pid, which)
+
+
+def pbsdsh(folder: Path, arguments: list[str]) -> None:
+    _, command = options(arguments, "osv", "cn")
+    with cluster(folder) as state:
+        hosts = state["jobs"][os.environ["PBS_JOBID"]]["hosts"]
+    bare = {name: os.environ[name] for name in ("PATH", "HOME", "PBS_JOBID", "PBS_CONF_FILE") if name in os.environ}
+    tasks = [subprocess.Popen(command, env={**bare, "PBS_NODENUM": str(rank)}) for rank in range(len(hosts))]
+    sys.exit(max([task.wait() for task in tasks], default=0))
+
+
+def qdel(folder: Path, arguments: list[str]) -> None:
+    _, numbers = options(arguments, "x", "W")
+    for number in numbers:
+        with cluster(folder) as state:
+            if state["away"]:
+                fail("qdel: cannot connect to server meadow (errno=111)", 255)
+            job = state["jobs"].get(number)
+            if job is None:
+                fail(f"qdel: Unknown Job Id {number}", 153)
+            if job["state"] == "F":
+                fail(f"qdel: Job has finished {number}", 35)
+            if job["state"] == "Q":
+                job |= {"state": "F", "etime": int(time.time()), "comment": "Job deleted"}
+                continue
+            job["state"] = "E"
+        if os.fork() == 0:
+            end_all(number)
+            os._exit(0)
+
+
+def qselect(folder: Path, arguments: list[str]) -> None:
+    given, operands = options(arguments, "xH", "uNqs")
+    with cluster(folder) as state:
+        if state["away"]:
+            fail("qselect: cannot connect to server meadow (errno=111)", 255)
+        if operands or "u" not in given:
+            fail("usage: qselect [-x] [-u user_list]", USAGE)
+        if "x" in given and not state["history"]:
+            fail("qselect: PBS is not configured to maintain job history")
+        for number, job in state["jobs"].items():
+            if job["state"] != "F" or "x" in given:
+                print(number)
+
+
+def qstat(folder: Path, arguments: list[str]) -> None:
+    given, operands = options(arguments, "fBQxan", "Fu")
+    if given.get("F") != ["json"] or "f" not in given:
+        fail("this stand-in shows JSON only: qstat -f -F json", USAGE)
+    with cluster(folder) as state:
+        if state["away"]:
+            fail("cannot connect to server meadow (errno=111)", 255)
+        if "B" in given:
+            print(json.dumps({"Server": {SERVER: {"server_state": "Active", "pbs_version": "stand-in"}}}))
+        elif "Q" in given:
+            common = {"queue_type": "Execution", "enabled": "True", "started": "True"}
+            short = {**common, "resources_max": {"walltime": "01:00:00"}}
+            route = {"queue_type": "Route", "enabled": "True", "started": "True"}
+            print(json.dumps({"Queue": {"workq": common, "short": short, "route": route}}))
+        else:
+            missing = [number for number in operands if number not in state["jobs"]]
+            jobs = {number: _facts(state["jobs"][number]) for number in operands if number not in missing}
+            print(json.dumps({"timestamp": int(time.time()), "Jobs": jobs}))
+            if missing:
+                fail(f"qstat: Unknown Job Id {missing[0]}", 153)
+
+
+def _facts(job: dict) -> dict:  # type: ignore[type-arg]
+    facts = {
+        "Job_Name": job["name"],
+        "job_state": job["state"],
+        "queue": job["queue"],
+        "Variable_List": job["variables"],
+    }
+    facts["Rerunable"] = "True" if job["rerun"] == "y" else "False"
+    if "hosts" in job:
+        facts |= {"exec_host": "+".join(f"{host}/0*1" for host in job["hosts"]), "stime": _shown(job["stime"])}
+    if "etime" in job:
+        facts |= {"mtime": _shown(job["etime"]), "history_timestamp": job["etime"]}
+    if "exit" in job:
+        facts["Exit_status"] = job["exit"]
+    return {**facts, "comment": job.get("comment", "")}
+
+
+def _shown(seconds: int) -> str:
+    return time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(seconds))  # as ctime, in the client's zone
+
+
+def pbsnodes(folder: Path, arguments: list[str]) -> None:
+    given, _ = options(arguments, "av", "F")
+    if given.get("F") != ["json"] or "a" not in given:
+        fail("this stand-in shows JSON only: pbsnodes -a -F json", USAGE)
+    with cluster(folder) as state:
+        shown = {}
+        for name, node in state["nodes"].items():
+            held = _held(state, name)
+            has = {**node, "mem": f"{node['mem'] * 1024}kb", "host": name}
+            used = {**held, "mem": f"{held['mem'] * 1024}kb"}
+            shown[name] = {"state": "free", "resources_available": has, "resources_assigned": used}
+        print(json.dumps({"nodes": shown}))
+
+
+if __name__ == "__main__":
+    home = Path(Path(os.environ["PBS_CONF_FILE"]).read_text().strip().partition("=")[2])
+    globals()[sys.argv[1]](home, sys.argv[2:])

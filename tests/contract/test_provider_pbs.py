@@ -1,0 +1,201 @@
+"""The PBS provider keeps the contract, on a strict stand-in for PBS's commands that really runs the jobs."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.contract import pbs_stand_in
+from tests.contract.test_provider_slurm import make_archive
+
+from remuda.domain.offers import Purchase
+from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, ProviderContext, Refused, TryAgain
+from remuda.providers.batch.rows import Unsure
+from remuda.providers.contract import Place, ProviderContract, Stage
+from remuda.providers.pbs import MANIFEST
+from remuda.providers.pbs.provider import PbsProvider
+
+OURS = "contract-installation-ours"
+
+
+class PbsPlace:
+    """A stand-in cluster; `later` shifts the providers' clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.later = timedelta(0)
+        self.providers: list[PbsProvider] = []
+        self.settings: dict[str, str | int | float | bool] = {"gpu_resource": "gpu_type", "kill_delay_s": 2}
+
+    def provider(self, installation: str) -> PbsProvider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.folder,
+            settings={"folder": str(self.folder / "shared"), "price_usd_gpu_hr": 1, **self.settings},
+            agent_archive=make_archive,
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        provider = PbsProvider(MANIFEST, context)
+        self.providers.append(provider)
+        return provider
+
+    def change(self, **facts: object) -> None:
+        with pbs_stand_in.cluster(self.folder / "pbs") as state:
+            state.update(facts)
+
+    def jobs(self, *states: str) -> list[str]:
+        with pbs_stand_in.cluster(self.folder / "pbs") as state:
+            return [number for number, job in state["jobs"].items() if job["state"] in states]
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(60):
+            while not await self._settled():
+                await asyncio.sleep(0.05)
+
+    async def _settled(self) -> bool:
+        for provider in self.providers:
+            for gang in await provider.gangs():
+                folder = self.gang_folder(gang.name)
+                up = gang.nodes and all((folder / str(node.rank) / "lock").exists() for node in gang.nodes)
+                if gang.state is not GangState.ENDED and (not up or (folder / "removing").exists()):
+                    return False
+        return True
+
+    def gang_folder(self, name: str) -> Path:
+        found = list(self.folder.glob(f"shared/*/gangs/{name}"))
+        return found[0] if found else self.folder / "none"
+
+    async def end(self, gang: str) -> None:
+        for rank in self.gang_folder(gang).iterdir():
+            if rank.is_dir() and rank.name.isdigit():
+                (rank / "finish").touch()
+        async with asyncio.timeout(60):
+            for provider in self.providers:
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.05)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length
+
+
+class TestPbs(ProviderContract):
+    @pytest.fixture
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+        for name, value in pbs_stand_in.install(tmp_path / "pbs").items():
+            monkeypatch.setenv(name, value)
+        made = PbsPlace(tmp_path)
+        yield made
+        give_up = time.monotonic() + 20
+        while made.jobs("Q", "R", "E"):
+            assert time.monotonic() < give_up, f"jobs are left: {made.jobs('Q', 'R', 'E')}"
+            time.sleep(0.05)
+
+    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+        assert isinstance(provider, PbsProvider)
+        submit = provider.pbs.submit
+
+        async def lost(options: Sequence[str], script: str) -> str:
+            await submit(options, script)
+            raise Unsure("the answer was lost")
+
+        provider.pbs.submit = lost  # type: ignore[method-assign]
+        try:
+            await provider.launch(gang)
+        finally:
+            provider.pbs.submit = submit  # type: ignore[method-assign]
+
+    def test_offers_are_the_queues_and_their_shapes(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
+        place.settings["spot_queues"] = "short"
+
+        async def story(stage: Stage) -> None:
+            offers = await stage.make(OURS).offers()
+            whole = [offer for offer in offers if offer.accelerator_count == 4]
+            assert {(o.zone, o.accelerator, o.purchase) for o in whole} == {
+                ("workq", "H100", Purchase.ON_DEMAND),
+                ("workq", "A100", Purchase.ON_DEMAND),
+                ("short", "H100", Purchase.SPOT),
+                ("short", "A100", Purchase.SPOT),
+            }
+            assert {(o.vcpus, o.memory_mib, o.rate.usd) for o in whole} == {(16, 65536, 4)}
+
+        play(story)
+
+    def test_what_waits_says_why_and_is_not_lost(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("first")
+            whole = next(o for o in await stage.ours.offers() if (o.accelerator, o.accelerator_count) == ("H100", 4))
+            names = ["first", "second", "third"]
+            for name in names:
+                spec = await stage.spec(name)
+                await stage.ours.launch(replace(spec, offer=whole, nodes=1))
+            waiting = await stage.one(stage.name("third"))
+            assert waiting.state is GangState.QUEUED
+            assert "Insufficient" in waiting.reason
+            assert list(waiting.nodes) == []
+            await stage.ours.remove(gang.name)
+            await place.settle()
+            assert (await stage.one(stage.name("third"))).state is GangState.RUNNING
+
+        play(story)
+
+    def test_a_server_that_is_away_is_passing(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("away")
+            await stage.ours.offers()
+            place.change(away=True)
+            with pytest.raises(TryAgain):
+                await stage.ours.launch(gang)
+            with pytest.raises(TryAgain):
+                await stage.ours.gangs()
+            place.change(away=False)
+            await stage.ours.launch(gang)
+            await place.settle()
+            assert (await stage.one(gang.name)).state is GangState.RUNNING
+
+        play(story)
+
+    def test_a_server_without_history_still_gives_ends(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
+        place.change(history=False)
+
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("brief", nodes=2)
+            await stage.ours.launch(gang)
+            await place.settle()
+            before = await stage.one(gang.name)
+            await place.end(gang.name)
+            seen = await stage.one(gang.name)
+            assert (seen.state, seen.exit_code) == (GangState.ENDED, 0)
+            assert [node.started_at for node in seen.nodes] == [node.started_at for node in before.nodes]
+
+        play(story)
+
+    def test_complaints_are_told(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("refused")
+            place.settings["qsub_options"] = "-Q"
+            with pytest.raises(Refused, match="invalid option"):
+                await stage.make(OURS).launch(gang)
+            place.settings["qsub_options"] = "-l walltime=nonsense"
+            with pytest.raises(Refused, match="walltime"):
+                await stage.make(OURS).launch(gang)
+            place.settings["qsub_options"] = ""
+            with pytest.raises(NoCapacity, match="fewer than 5"):
+                await stage.make(OURS).launch(replace(gang, nodes=5))
+            assert await stage.ours.gangs(gang.name) == []
+
+        play(story)
+
+    def test_the_token_is_in_no_script_and_no_argument(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("secret")
+            await stage.ours.launch(replace(gang, carrier=replace(gang.carrier, token="tell-nobody")))
+            await place.settle()
+            assert gang.name in (place.folder / "pbs/state.json").read_text()
+            assert "tell-nobody" not in (place.folder / "pbs/state.json").read_text()
+            assert os.stat(place.gang_folder(gang.name) / "config.json").st_mode & 0o077 == 0
+
+        play(story)

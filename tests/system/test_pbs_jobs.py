@@ -1,0 +1,90 @@
+"""Jobs of a real server, with the real agent, on the stand-in for PBS."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract import pbs_stand_in
+from tests.system.test_slurm_jobs import COUNT, SMALL
+from tests.system.test_trust_gangs import MEET
+from tests.system.trust import User, user_at, wait_until
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        user.variables.update(pbs_stand_in.install(tmp_path / "pbs"))
+        user.settings(f'[providers.local]\nenabled = false\n[providers.pbs]\nfolder = "{user.root}/shared"\n')
+        yield user
+    for number in _jobs(user, "Q", "R", "E"):
+        pbs_stand_in.end_all(number)
+
+
+def _jobs(user: User, *states: str) -> list[str]:
+    with pbs_stand_in.cluster(user.root.parent / "pbs") as state:
+        return [number for number, job in state["jobs"].items() if job["state"] in states]
+
+
+def check_gone(user: User) -> None:
+    """Nothing is left in PBS, in the shared folder or among the processes."""
+    wait_until(lambda: not _jobs(user, "Q", "R", "E"), lambda: f"jobs: {_jobs(user, 'Q', 'R', 'E')}")
+    wait_until(lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left")
+    wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
+    assert user.json("nodes") == []
+
+
+def test_a_job_runs_to_its_end(user: User) -> None:
+    assert "stand-in" in user.cli("check", "pbs")
+    (user.work / "data.txt").write_text("from the folder\n")
+    out = user.cli("run", user.task(f"name: plain\nworkdir: .\n{SMALL}\nrun: cat data.txt; exit 7"), code=7)
+    assert out.startswith("from the folder\n")
+    assert (user.ended("plain").phase, user.ended("plain").exit_code) == ("failed", 7)
+    check_gone(user)
+
+
+def test_ranks_of_a_gang_meet(user: User) -> None:
+    (user.work / "meet.py").write_text(MEET)
+    user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
+    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+    check_gone(user)
+
+
+def test_a_job_that_pbs_takes_away_goes_on(user: User) -> None:
+    steps = COUNT.replace("ROOT", str(user.root))
+    user.submit(f"name: taken\n{SMALL}\ncheckpoint: state\nrun: |\n{steps}")
+    wait_until(lambda: "step 2" in user.log("taken"))
+    user.wait("taken", "running")
+    (number,) = _jobs(user, "R")
+    pbs_stand_in.end_all(number)  # as the scheduler does for a job that goes first
+    job = user.wait("taken", lambda job: job.attempt == 2)
+    assert job.attempts[0].outcome == "preempted"
+    (user.root / "go").touch()
+    assert user.ended("taken").phase == "done"
+    assert "told to go" in user.log("taken", "--attempt", "1")
+    assert "begins at 2" in user.log("taken")
+    check_gone(user)
+
+
+def test_a_walltime_is_asked_for_and_its_end_is_a_notice(user: User) -> None:
+    user.settings(user.config.read_text() + "warning_s = 3615\n")  # of an hour, the grace of 10 s and the duration
+    run = f"trap 'cat $REMUDA_NOTICE_FILE; exit 75' TERM; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
+    user.submit(f'name: timed\n{SMALL}\nlimits: {{duration: 10s}}\nrun: "{run}"')
+    user.wait("timed", lambda job: job.attempt == 2)
+    assert "nearly over" in user.log("timed", "--attempt", "1")
+    (user.root / "go").touch()
+    job = user.ended("timed")
+    assert (job.phase, job.attempts[0].outcome) == ("done", "preempted")
+    check_gone(user)
+
+
+def test_a_job_is_stopped_while_it_waits_and_while_it_runs(user: User) -> None:
+    text = "{name: NAME, resources: {gpu: H100:4}, run: sleep 300}"
+    for name in ("one", "two", "three"):
+        user.submit(text.replace("NAME", name))
+    user.wait("three", lambda job: "waits at pbs: PBS: Insufficient" in job.reason)
+    for name in ("three", "one", "two"):
+        user.cli("stop", name)
+        assert user.ended(name).phase == "stopped"
+    check_gone(user)

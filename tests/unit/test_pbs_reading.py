@@ -1,0 +1,124 @@
+"""What PBS's commands print, read; and what its jobs are asked for."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from remuda.domain.offers import Offer
+from remuda.domain.units import HourlyRate
+from remuda.providers.base import Carrier, GangSpec, NoCapacity, ProviderError, Refused, TryAgain
+from remuda.providers.batch.rows import Phase, Unsure
+from remuda.providers.batch.seat import Done
+from remuda.providers.batch.shapes import Prices
+from remuda.providers.pbs.cluster import Queue, list_offers, read_cluster, read_size
+from remuda.providers.pbs.commands import read_row, sort_complaint
+from remuda.providers.pbs.script import Wishes, make_options, make_script, walltime
+
+NOW = datetime(2026, 11, 20, 7, 13, 11, tzinfo=UTC)
+WISHES = Wishes(account="", options=(), python="python3", warning_s=60, gpu_resource="gpu_type")
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("528000000kb", 515625), ("64gb", 65536), ("1048576", 1), ("1tb", 1048576), (None, 0), ("?", 0)]
+)
+def test_sizes(text: str | None, mib: int) -> None:
+    assert read_size(text) == mib
+
+
+def test_a_job_that_waits_says_why_and_until_when() -> None:
+    estimated = {"start_time": "Fri Nov 20 07:13:11 2026"}
+    row = read_row("1.s", {"job_state": "Q", "comment": "Not Running: Insufficient\n ngpus", "estimated": estimated})
+    assert (row.phase, row.reason, row.start) == (Phase.WAITS, "PBS: Insufficient ngpus", NOW)
+    assert read_row("1.s", {"job_state": "H"}).reason == "PBS holds it"
+
+
+def test_a_job_that_runs_says_where_and_since_when() -> None:
+    facts = {"job_state": "R", "exec_host": "n1/0*8+n2/1*8", "stime": "Fri Nov 20 07:13:11 2026"}
+    row = read_row("1.s", facts)
+    assert (row.phase, row.hosts, row.start) == (Phase.WORKS, ("n1", "n2"), NOW)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "taken", "broke"),
+    [
+        (0, "left", False, False),
+        (3, "broke", False, True),
+        (-29, "walltime", True, False),
+        (-27, "memory", False, False),
+        (271, "PBS ended it: gone", False, False),
+        (None, "PBS ended it: gone", False, False),
+    ],
+)
+def test_ends(code: int | None, words: str, taken: bool, broke: bool) -> None:
+    facts = {"job_state": "F", "comment": "gone", "history_timestamp": int(NOW.timestamp())}
+    row = read_row("1.s", facts if code is None else {**facts, "Exit_status": code})
+    assert (row.phase, row.taken, row.broke, row.end) == (Phase.OVER, taken, broke, NOW)
+    assert words in row.reason
+
+
+def test_a_queue_has_its_own_nodes_or_those_of_no_queue() -> None:
+    def node(state: str = "free", **more: object) -> dict[str, object]:
+        return {"state": state, "resources_available": {"ncpus": 4, "mem": "8gb"}, **more}
+
+    queue = {"queue_type": "Execution", "enabled": "True", "started": "True"}
+    queues = {
+        "own": queue,
+        "any": queue,
+        "route": {**queue, "queue_type": "Route"},
+        "off": {**queue, "started": "False"},
+    }
+    nodes = {"a": node(), "b": node(queue="own"), "d": node("down,offline"), "e": node("job-busy")}
+    cluster = read_cluster(("s.x", {}), queues, nodes, wanted=(), gpu="", gpu_resource="")
+    assert [each.name for each in cluster.queues] == ["own", "any"]
+    assert [[node.name for node in cluster.nodes_of(name)] for name in ("own", "any")] == [["b"], ["a", "d", "e"]]
+    free = Prices(gpu=HourlyRate(0), node=HourlyRate(0))
+    offers = list_offers(cluster, free, spot=(), queue=False)
+    assert {(o.zone, o.vcpus): o.capacity for o in offers if o.vcpus == 4} == {("own", 4): 1, ("any", 4): 2}
+
+
+def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
+    kind = {"instance_type": "4xh100-16cpu-64gb", "accelerator": "H100", "accelerator_count": 2}
+    offer = Offer(provider="pbs", region="s", zone="q", vcpus=8, memory_mib=32768, rate=HourlyRate(0), **kind)  # type: ignore[arg-type]
+    carrier = Carrier(address="", token="")
+    lease = timedelta(hours=1)
+    return GangSpec(name="g", installation="i", offer=offer, nodes=nodes, carrier=carrier, lease=lease, longest=longest)
+
+
+def test_what_is_asked_for() -> None:
+    options = " ".join(make_options(spec(nodes=3), Queue(name="q", longest=None), "remuda:x", WISHES))
+    assert "-l select=3:ncpus=8:mem=32768mb:ngpus=2:gpu_type=h100 -l place=scatter" in options
+    assert "-r n" in options
+    assert "-v REMUDA_MARK=remuda:x" in options
+    assert "walltime" not in options
+
+
+def test_the_walltime_is_the_works_or_the_queues() -> None:
+    day = Queue(name="q", longest=timedelta(days=1))
+    assert walltime(spec(), day) == timedelta(days=1)
+    assert walltime(spec(timedelta(hours=2)), day) == timedelta(hours=3, seconds=10)
+    assert walltime(spec(timedelta(days=2)), day) == timedelta(days=1)
+    assert walltime(spec(), Queue(name="q", longest=None)) is None
+
+
+def test_the_script_watches_the_walltime_where_there_is_one() -> None:
+    with_limit = make_script(spec(), Queue(name="q", longest=timedelta(hours=1)), "/a b", "/f'g", WISHES)
+    assert "sleep 3540 " in with_limit
+    assert "'/a b'/start.py" in with_limit
+    assert "pbsdsh" not in with_limit
+    without = make_script(spec(nodes=2), Queue(name="q", longest=None), "/a", "/f", WISHES)
+    assert "sleep" not in without
+    assert "pbsdsh" in without
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("qsub: Unknown queue", NoCapacity),
+        ("qsub: Job exceeds queue and/or server resource limits", NoCapacity),
+        ("qsub: Unauthorized Request", Refused),
+        ("qsub: cannot connect to server s (errno=111)", TryAgain),
+        ("qsub: End of File", Unsure),
+    ],
+)
+def test_complaints_of_qsub(said: str, kind: type[ProviderError]) -> None:
+    assert type(sort_complaint(Done(code=1, out="", err=said))) is kind
