@@ -100,6 +100,23 @@ def test_an_agent_that_was_killed_and_forgotten_is_a_node_failure(user: User, cl
     check_gone(user, cluster)
 
 
+def test_what_a_killed_agent_had_to_say_is_delivered(user: User, cluster: Cluster) -> None:
+    run = f"echo before; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo after; sleep 300"
+    name = user.submit(f"{{name: words, retry: {{node: 0}}, {SMALL}, run: '{run}'}}")
+    wait_until(lambda: user.log(name) == "before\n")
+    user.wait(name, "running")
+    user.kill_server()
+    (user.root / "go").touch()
+    (home,) = user.root.glob("shared/*/gangs/*/0")
+    wait_until(lambda: any(b"after" in path.read_bytes() for path in (home / "log").iterdir()))
+    kill(json.loads((home / "agent.json").read_text())["pid"])
+    cluster.until(lambda: not cluster.jobs())
+    ended = user.ended(name)
+    assert (ended.phase, ended.attempts[0].outcome) == ("failed", "node")
+    assert user.log(name) == "before\nafter\n"
+    check_gone(user, cluster)
+
+
 def test_work_goes_on_while_slurmctld_is_away(user: User, cluster: Cluster) -> None:
     run = f"echo begins; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo ends"
     name = user.submit(f"{{name: away, {SMALL}, run: '{run}'}}")

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from remuda.providers.base import GangSeen, GangSpec, ProviderContext, ProviderError, Refused, TryAgain
+from remuda.providers.base import GangSeen, GangSpec, GangState, ProviderContext, ProviderError, Refused, TryAgain
 from remuda.providers.batch import sight
 from remuda.providers.batch.carry import carry_mail
-from remuda.providers.batch.ground import Ended, Ground, Record, as_seen
+from remuda.providers.batch.ground import Began, Ended, Ground, Record, as_seen, list_nodes
 from remuda.providers.batch.rows import JobRow, Phase, Queue, Unsure
 from remuda.providers.batch.seat import Seat
 
+_DELIVERY_S = 45.0  # an agent that only delivers waits 15 s for a lock and tries for 20 s
 _SUBMISSION = timedelta(seconds=60)  # a submission whose answer was lost has arrived by then, or never will
 
 
@@ -40,6 +42,7 @@ class Gangs:
         self._looking = asyncio.Lock()
         self._looks = 0
         self._last: tuple[int, dict[str, GangSeen]] = (0, {})
+        self._couriers: dict[str, asyncio.Task[None]] = {}
 
     async def launch(self, gang: GangSpec, taking: Taking, submit: Submit) -> None:
         """As Provider.launch. `submit` is called at most once, after the gang was noted."""
@@ -77,6 +80,13 @@ class Gangs:
         """As Carries.carry."""
         ground = await self._grounded()
         await carry_mail(self._seat, ground.mail, self._context.server_address)
+
+    async def close(self) -> None:
+        """Let go of what is under way; whoever comes next begins it again."""
+        for courier in self._couriers.values():
+            courier.cancel()
+        if self._couriers:
+            await asyncio.wait(self._couriers.values())
 
     async def _launch(self, gang: GangSpec, taking: Taking, submit: Submit) -> None:
         ground = await self._grounded()
@@ -129,14 +139,40 @@ class Gangs:
             assert record is not None
             if not record.job and not record.removing:
                 return None  # noted, and never submitted as far as anybody knows: a launch will find out
+            if record.job and not await self._has_delivered(ground, record):
+                return _delivering(record, record.job, record.seen)
             return as_seen(await self._close_forgotten(ground, record))
-        if row.phase is Phase.OVER:  # without a record nobody can have waited for it since the folder was lost
-            return as_seen(await self._close(ground, row, record)) if record is not None else None
+        if row.phase is Phase.OVER:
+            if record is None:
+                return None  # nobody can have waited for it since the folder was lost
+            if not await self._has_delivered(ground, record):
+                return _delivering(record, row.id, sight.began_of(row, record))
+            return as_seen(await self._close(ground, row, record))
         seen = sight.see(row, record)
         began = sight.began_of(row, record)
         if record is not None and record.seen is None and began is not None:
             await ground.note_seen(row.name, began)
         return seen
+
+    async def _has_delivered(self, ground: Ground, record: Record) -> bool:
+        """Whether nothing is left of what killed agents had to say; has it delivered from the login node."""
+        if record.removing or record.refusal or record.end.startswith("0 "):
+            return True
+        if record.name not in self._couriers:
+            begun = await ground.begun_ranks(record.name, _count(record))
+            if not begun or self._context.agent_archive is None:
+                return True
+            agent = await ground.place_agent(self._context.agent_archive())
+            self._couriers[record.name] = asyncio.create_task(self._deliver(ground, record, agent, begun))
+        return self._couriers[record.name].done()
+
+    async def _deliver(self, ground: Ground, record: Record, agent: str, begun: Sequence[int]) -> None:
+        with suppress(ProviderError):  # what cannot be delivered is lost, as it is elsewhere
+            python = str(self._context.settings.get("python", "python3"))
+            command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
+            homes = [f"{ground.gang(record.name)}/{rank}" for rank in begun]
+            runs = (self._seat.run([*command, f"{home}/config.json"], timeout_s=_DELIVERY_S) for home in homes)
+            await asyncio.gather(*runs)
 
     async def _close(self, ground: Ground, row: JobRow, record: Record) -> Ended:
         now, nodes = self._context.now(), _count(record)
@@ -159,6 +195,7 @@ class Gangs:
     async def _remember(self, ground: Ground, ended: Ended, nodes: int) -> Ended:
         await ground.close(ended, nodes)
         (await self._remembered(ground))[ended.name] = ended
+        self._couriers.pop(ended.name, None)
         return ended
 
     async def _remembered(self, ground: Ground) -> dict[str, Ended]:
@@ -178,6 +215,13 @@ class Gangs:
 def mark_of(ground: Ground) -> str:
     """What all jobs of this installation carry, and no others."""
     return f"remuda:{ground.mark}"
+
+
+def _delivering(record: Record, job: str, began: Began | None) -> GangSeen:
+    """A gang whose job is over while its last words are on their way: its end is told when they have arrived."""
+    reason = "its last words are being delivered"
+    nodes = list_nodes(job, began)
+    return GangSeen(name=record.name, state=GangState.RUNNING, engine_id=job, reason=reason, nodes=nodes)
 
 
 def _count(record: Record) -> int:

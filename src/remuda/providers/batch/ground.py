@@ -201,6 +201,11 @@ class Ground:
         exits = [_decode(found[path], Exit) for path in paths if path in found]
         return [each for each in exits if each is not None]
 
+    async def begun_ranks(self, name: str, nodes: int) -> Sequence[int]:
+        """The ranks whose agent has begun to work."""
+        paths = {f"{self.gang(name)}/{rank}/started": rank for rank in range(nodes)}
+        return [paths[path] for path in await self._seat.read(list(paths))]
+
     async def last_words(self, name: str) -> str:
         """The last line that the batch job wrote for people."""
         path = f"{self.gang(name)}/batch.log"

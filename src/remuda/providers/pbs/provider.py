@@ -102,6 +102,7 @@ class PbsProvider:
         ]
 
     async def close(self) -> None:
+        await self._gangs.close()
         await self.seat.close()
 
     def _wishes(self) -> Wishes:

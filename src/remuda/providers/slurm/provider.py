@@ -106,6 +106,7 @@ class SlurmProvider:
         ]
 
     async def close(self) -> None:
+        await self._gangs.close()
         await self.seat.close()
 
     def _wishes(self) -> Wishes:
