@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine whose devices several gangs share. `name` is unique: provider/zone, or provider/region without zones."""
+    """A machine whose devices several gangs share. `name` is unique: provider/zone, or provider/region without one."""
 
     name: str
     cpus: float
     memory_mib: int
     devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
     kinds: tuple[str, ...] = ()  # of each device, as `Offer.instance_type`; () where all are of one kind
-    group: str = ""  # provider/region of the offers that spread a gang over hosts; "" where none does
+    group: str = ""  # provider/region of offers that give each rank of a gang a host; "": a gang is on one host
     ready: bool = True  # False: it does not answer now, and nothing is placed there until it does
 
 
