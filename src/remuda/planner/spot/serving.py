@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 _PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # of every zone, before anything is seen there
 _MOST_SPARES = 2
-_THRIFT = 2.1  # the shortfall allowed over all the time may come in the part of it that is without a spare
+_THRIFT = 2.5  # the shortfall allowed over all the time may come in the part of it that is without a spare
 _SCARCE_BACKING = 2  # on-demand replicas more than are missing, where spot does not even fill the service
 _STORM = 3  # so many zones lost within an hour: on-demand backs up what spot is left
 _SPREAD, _NEAR, _RECENT = 4.0, 4.0, 4.0  # weights of replicas in the zone, in its region, of a failure just now

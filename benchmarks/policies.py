@@ -1,0 +1,184 @@
+"""Runs every spot policy over the public traces, keeps each run, and writes docs/reference/policies.md with its plots.
+
+    python benchmarks/policies.py            # run all (about 10 minutes of CPU), then write the page
+    python benchmarks/policies.py serving    # run these again: single, several, serving, speed
+    python benchmarks/policies.py --page     # write the page again from the runs that are kept
+
+The traces are read from ../shared/data, or REMUDA_DATA. Every run is kept, one row each, in
+benchmarks/results/*.csv.gz; the page is made of nothing else.
+"""
+
+import gzip
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+from policies_page import make_page, read_results
+
+from remuda.planner.spot.policies import find_policy
+from remuda.planner.spot.serving import PlacementPolicy, Service, SpotHedge, Steady
+from remuda.planner.spot.view import Terms
+from remuda.sim.traces.driver import run_job
+from remuda.sim.traces.fleet import read_jobs, read_pools, run_fleet
+from remuda.sim.traces.optimum import find_optimum
+from remuda.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
+from remuda.sim.traces.serving import read_capacity, serve, window
+from remuda.sim.traces.trials import Markets, list_settings, plan_trials, run_trials
+from remuda.sim.traces.world import World, make_world
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("REMUDA_DATA", ROOT.parent / "shared" / "data"))
+RESULTS = ROOT / "benchmarks" / "results"
+HOUR = 3600.0
+V100 = DATA / "traces/spot/availability/aws-02-15-2023"
+WINDOWS, SEED = 20, 2026
+OVERHEADS, DEADLINES = (0.02, 0.05, 0.1, 0.2, 0.4), (52, 60, 70, 92)
+POLICIES = ("auto", "uniform-progress", "greedy")
+# SkyNomad's artifact, V100: the windows, job and zones of its figure 9b
+STARTS_HR = (179.725, 299.5417, 419.3583, 479.2667, 838.7167)
+TRIPLE = ("us-east-1c", "us-east-2b", "us-west-2a")
+SERVED = {"AWS1": 0.993, "AWS2": 0.976, "AWS3": 0.997, "GCP1": 0.998}
+Row = Mapping[str, object]
+
+
+def main() -> None:
+    parts = {"single": run_single, "several": run_several, "serving": run_serving, "speed": run_speed}
+    wanted = [name for name in sys.argv[1:] if name in parts] or ([] if "--page" in sys.argv else list(parts))
+    RESULTS.mkdir(exist_ok=True)
+    for name in wanted:
+        started = time.process_time()
+        keep(name, parts[name]())
+        print(f"{name}: {time.process_time() - started:.0f} s of CPU")
+    make_page(read_results())
+
+
+def run_single() -> Iterator[Row]:
+    """One market: nine zones, 20 cells, three prices of spot."""
+    settings = list_settings([48 * HOUR], [h * HOUR for h in DEADLINES], [h * HOUR for h in OVERHEADS])
+    for ratio in (0.3, 0.1, 0.7):
+        worlds = [Markets(paths=(str(path),), spot_ratio=ratio) for path in list_traces([V100])]
+        for results in run_trials(plan_trials(worlds, settings, POLICIES, windows=WINDOWS, seed=SEED)):
+            for one in results:
+                yield {
+                    "ratio": ratio,
+                    "policy": one.policy,
+                    "zone": one.world.partition("_")[0],
+                    "start_s": round(one.start_s),
+                    "deadline_hr": one.setting.deadline_s / HOUR,
+                    "overhead_hr": one.setting.overhead_s / HOUR,
+                    "usd": f"{one.run.usd:.6f}",
+                    "optimum_usd": f"{one.optimum_usd:.6f}",
+                    "missed": int(one.run.missed),
+                    "launches": one.run.launches,
+                }
+
+
+def run_several() -> Iterator[Row]:
+    """Several markets with real prices and egress: SkyNomad's five windows, then random zones and windows."""
+    world = v100_world(TRIPLE)
+    for hour in STARTS_HR:
+        yield from several("skynomad", world, round(hour * HOUR / 195) * 195.0, 215_670.0)
+    zones = [path.stem.partition("_")[0] for path in list_traces([V100])]
+    random = Random(SEED)
+    for number in range(90):
+        world = v100_world(random.sample(zones, (3, 9)[number % 5 == 0]))
+        length = round(143_780 * (1.25, 1.5, 2.0)[number % 3] / 195) * 195.0
+        start = 195.0 * random.randrange(int((world.end_s - length) / 195))
+        yield from several("random", world, start, length)
+
+
+def several(kind: str, world: World, start_s: float, deadline_s: float) -> Iterator[Row]:
+    terms = Terms(
+        work_s=143_780.0,
+        deadline_s=deadline_s,
+        overhead_s=720.0,
+        markets=world.markets,
+        move_usd=world.move_usd,
+    )
+    optimum = find_optimum(world, start_s, terms)
+    for policy in (*POLICIES, "on-demand"):
+        run = run_job(world, start_s, terms, find_policy(policy))
+        yield {
+            "kind": kind,
+            "policy": policy,
+            "zones": "+".join(market.name.partition("_")[0] for market in world.markets),
+            "start_s": round(start_s),
+            "deadline_s": round(deadline_s),
+            "usd": f"{run.usd:.6f}",
+            "optimum_usd": f"{optimum:.6f}",
+            "missed": int(run.missed),
+            "launches": run.launches,
+        }
+
+
+def v100_world(zones: Sequence[str]) -> World:
+    prices = read_prices(DATA / "prices/v100_prices/v100_spot_prices.json")
+    egress = read_egress(DATA / "prices/v100_prices/aws_egress_pricing.csv")
+    names = [f"{zone}_v100_1" for zone in zones]
+    series = [read_series(V100 / f"{name}.json", on_demand_usd_hr=3.06, prices=prices[name]) for name in names]
+    return make_world(series, move_usd=move_prices([one.market for one in series], egress, 50.0))
+
+
+def run_serving() -> Iterator[Row]:
+    """Three replicas for 24 h on the SpotHedge traces."""
+    for name, availability in SERVED.items():
+        capacity = read_capacity(DATA / "traces/spothedge" / name, tick_s=30.0, unlimited=name == "AWS3")
+        random = Random(f"{name}/{SEED}")
+        for number in range(50):
+            start = random.randrange(capacity.ticks - 2880)
+            part = window(capacity, start, 2880)
+            service = Service(
+                replicas=3,
+                zones=len(part),
+                cold_start_s=120,
+                tick_s=30,
+                availability=availability,
+                regions=capacity.regions,
+            )
+            policies: dict[str, PlacementPolicy] = {"steady": Steady(service), "spothedge": SpotHedge(service)}
+            for policy, placing in policies.items():
+                served = serve(part, service, placing)
+                yield {
+                    "trace": name,
+                    "policy": policy,
+                    "number": number,
+                    "start_tick": start,
+                    "cost": f"{100 * served.cost:.4f}",
+                    "availability": f"{100 * served.availability:.4f}",
+                    "floor": f"{100 * served.floor:.4f}",
+                }
+
+
+def run_speed() -> Iterator[Row]:
+    """Jobs per second of CPU time, the optimum not counted; and the Philly queue."""
+    worlds = {path: make_world([read_series(path)]) for path in list_traces([V100])}
+    for policy in POLICIES:
+        jobs, started = 0, time.process_time()
+        while time.process_time() - started < 5:
+            for number, world in enumerate(worlds.values()):
+                for deadline in DEADLINES:
+                    terms = Terms(work_s=48 * HOUR, deadline_s=deadline * HOUR, overhead_s=720.0, markets=world.markets)
+                    run_job(world, 195.0 * (997 * number + jobs % 9000), terms, find_policy(policy))
+                    jobs += 1
+        yield {"what": f"jobs per CPU second: {policy}", "value": f"{jobs / (time.process_time() - started):.0f}"}
+    philly = DATA / "traces/philly"
+    started = time.process_time()
+    outcome = run_fleet(read_jobs(philly / "philly_jobs.parquet"), read_pools(philly / "philly_vc_nodes.csv", 8))
+    yield {"what": "Philly jobs through the queue", "value": outcome.jobs}
+    yield {"what": "Philly jobs larger than their cluster", "value": outcome.left_out}
+    yield {"what": "CPU seconds for them", "value": f"{time.process_time() - started:.2f}"}
+
+
+def keep(name: str, rows: Iterable[Row]) -> None:
+    """One CSV, compressed; the same rows make the same file."""
+    found = list(rows)
+    with (RESULTS / f"{name}.csv.gz").open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
+        text = [",".join(found[0]), *(",".join(str(cell) for cell in row.values()) for row in found)]
+        packed.write(("\n".join(text) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
