@@ -198,7 +198,7 @@ def test_an_inventory_has_prices_groups_and_ways(around: Around) -> None:
             assert rates[None, 0] == 2
             hosts = {host.name: host for host in await provider.hosts()}
             assert hosts["ssh/h1"].group == "ssh/lab" == hosts["ssh/third"].group
-            assert hosts["ssh/h2"].group == ""
+            assert hosts["ssh/h2"].group == "ssh/h2"
             assert hosts["ssh/h2"].cpus == 1
             assert around.lab.hosts[1].file("~/other").is_dir()
             file.write_text("[hosts.h1]\nprise = 3\n")

@@ -1,5 +1,6 @@
 """Jobs on real SSH hosts, by the real command and server: drills, gangs, GPUs, cut lines, dead hosts and servers."""
 
+import json
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -63,7 +64,8 @@ def worked(host: LabHost) -> list[str]:
 
 def says(user: User) -> set[str]:
     """The hosts that `remuda check ssh` shows what they have."""
-    return {fact["what"] for fact in user.json("check", "ssh")["facts"] if "Python" in fact["value"]}
+    told = json.loads(user.cli("check", "ssh", "-o", "json", code=None))
+    return {fact["what"] for fact in told["facts"] if "Python" in fact["value"]}
 
 
 def host_of(user: User, name: str) -> str:
@@ -220,3 +222,19 @@ def test_a_host_that_was_started_anew_is_no_mystery(user: User, lab: Lab) -> Non
     job = user.ended(name)
     assert (job.phase, job.attempt) == ("done", 2), user.story(name)
     assert not any("taken for dead" in text for _, text in user.story(name))
+
+
+def test_jobs_wait_for_hosts_that_are_down(user: User, lab: Lab) -> None:
+    user.ended(user.submit("{name: before, run: 'true'}"))
+    for host in lab.hosts:
+        host.kill()
+    try:
+        wait_until(lambda: not says(user))
+        time.sleep(6)  # what was offered a few seconds ago is not asked for anew
+        name = user.submit("{name: patient, run: 'echo here'}")
+        wait_until(lambda: "waits" in user.job(name).reason)
+        assert user.job(name).phase == "queued", user.story(name)
+    finally:
+        for host in lab.hosts:
+            host.start()
+    assert user.ended(name).phase == "done", user.story(name)

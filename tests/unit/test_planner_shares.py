@@ -56,3 +56,7 @@ def test_all_nodes_must_fit_at_once() -> None:
         task = Task(name="t", run="true", nodes=nodes, resources=asks)
         assert fits_empty(task, make_offer(0), [host]) is fits
     assert not fits_empty(CPU_TASK, make_offer(0, region="nowhere"), [host])
+
+
+def test_a_host_that_does_not_answer_is_waited_for() -> None:
+    assert fits_empty(CPU_TASK, make_offer(0), [Host(name="p/a", cpus=4, memory_mib=8192, ready=False)])

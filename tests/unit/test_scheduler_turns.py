@@ -116,8 +116,8 @@ def farm(*names: str, **differing: bool) -> tuple[Host, ...]:
     return tuple(Host(name=f"farm/{n}", cpus=4, memory_mib=8192, group="farm/all", ready=r) for n, r in hosts)
 
 
-GROUP = replace(CPU, provider="farm", region="all", capacity=3)
-ALONE = replace(GROUP, zone="a", capacity=1)
+GROUP = replace(CPU, provider="farm", region="all")
+ALONE = replace(GROUP, zone="a")
 
 
 def test_a_group_spreads_a_gang_over_hosts() -> None:

@@ -62,6 +62,6 @@ def test_offers_of_hosts_and_groups() -> None:
     assert (offers[None, 0].capacity, offers[None, 0].vcpus) == (1, 4)
     assert (None, 1) not in offers  # only one host of the group has a GPU
     hosts = {host.name: host for host in make_hosts([known(), other, alone])}
-    assert [hosts[f"ssh/h{n}"].group for n in (1, 2, 3)] == ["ssh/lab", "ssh/lab", ""]
+    assert [hosts[f"ssh/h{n}"].group for n in (1, 2, 3)] == ["ssh/lab", "ssh/lab", "ssh/h3"]
     assert not hosts["ssh/h2"].ready
     assert hosts["ssh/h1"].kinds == ("T4-16GB", "T4-16GB")

@@ -90,7 +90,7 @@ def _able(
         if verdict:
             continue
         if offer.shared and not fits_empty(task, offer, market.hosts):
-            reasons.append(f"{offer.key}: {task.nodes} nodes of this size do not fit on this machine at once")
+            reasons.append(f"{offer.key}: {task.nodes} nodes of this size do not fit there at once")
             continue
         able.append(offer)
     return able, list(dict.fromkeys(reasons))

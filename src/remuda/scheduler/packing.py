@@ -37,14 +37,13 @@ def holds_across(
 ) -> tuple[Hold, ...] | None:
     """What every rank of the gang would hold of the hosts that the offer means, by rank; None if they do not all fit.
 
-    On a group of hosts each rank gets a host of its own, in the hosts' order. An offer that says for how many nodes
-    it is good (`Offer.capacity`) takes no larger gang, and a group takes no gang of one: that is a host's own.
+    On a group of hosts each rank gets a host of its own, in the hosts' order. So a host in a group takes no gang by
+    itself, and a group takes no gang of one.
     """
-    if offer.capacity is not None and task.nodes > offer.capacity:
-        return None
     found = hosts_of(offer, hosts)
-    if host_of(offer, found) is not None:
-        return holds_for(task, offer, found[0], holds, owner)
+    one = host_of(offer, found)
+    if one is not None:
+        return holds_for(task, offer, one, holds, owner) if task.nodes == 1 or not one.group else None
     mine: list[Hold] = []
     for host in found if task.nodes > 1 else ():
         taken = [hold for hold in holds if hold.host == host.name]

@@ -30,7 +30,7 @@ from remuda.providers.ssh.parcels import Parcel
 _T = TypeVar("_T")
 ASK_TIMEOUT_S = 60  # of one answer; a launch writes a few files
 SETUP_TIMEOUT_S = 90  # bringing a Python over a slow line
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # between tries to connect
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between tries to connect
 _COUNTED_S = 60.0  # of the time between two failed tries at most so much counts as silence: we may have slept
 _WITNESS_TIMEOUT_S = 5
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path, with a margin to the kernel's 108

@@ -127,7 +127,7 @@ def _mirror(root: Path, facts: Facts) -> None:
 
 
 def make_hosts(known: Sequence[Known]) -> Sequence[Host]:
-    """The shared hosts; those of a group with the group's price carry gangs together."""
+    """The shared hosts; those of a group with the group's price carry gangs together, the others none."""
     return [
         Host(
             name=f"{PROVIDER}/{each.entry.name}",
@@ -135,7 +135,7 @@ def make_hosts(known: Sequence[Known]) -> Sequence[Host]:
             memory_mib=each.machine.memory_mib,
             devices=tuple(device.id for device in each.machine.devices),
             kinds=tuple(instance_type(model_of(device)) for device in each.machine.devices),
-            group=f"{PROVIDER}/{each.entry.group}" if each.entry.in_group else "",
+            group=f"{PROVIDER}/{each.entry.group if each.entry.in_group else each.entry.name}",
             ready=each.ready,
         )
         for each in known

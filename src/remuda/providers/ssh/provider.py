@@ -215,8 +215,9 @@ class SshProvider:
         self._collect()
 
     def _is_new(self, name: str) -> bool:
-        """Whether nothing is known of a host yet, not even that it does not answer."""
-        return name not in self._known and not self._links[name].problem
+        """Whether a host has not been asked yet: whether it answers, and what it has."""
+        link = self._links[name]
+        return not link.problem and not (link.up and name in self._known)
 
     async def _learn_one(self, name: str) -> None:
         link = self._links[name]
