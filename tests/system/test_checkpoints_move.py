@@ -137,7 +137,7 @@ def test_whatever_is_killed_the_latest_checkpoint_is_whole_and_no_older_than_was
         client.submit(TRAINER)
     number = step = 0
     for _ in range(50):
-        wait_until(lambda number=number: newest(home)[0] > number)
+        wait_for_next(home, number)
         time.sleep(chance.uniform(0, 0.7))
         victim = chance.choice(["agent", "agent", "server", "both"])
         if victim != "server":
@@ -160,6 +160,22 @@ def test_whatever_is_killed_the_latest_checkpoint_is_whole_and_no_older_than_was
     wait_until(lambda: newest(home)[0] > number)
     kept = list((home / "storage/default").glob("*/blobs/??/*"))
     assert len(kept) < 4 * 45  # two checkpoints of 42 files, and one on its way
+
+
+def wait_for_next(home: Path, number: int) -> None:
+    """Wait for a checkpoint after this one; where none comes, say how the job and its agents are."""
+    try:
+        wait_until(lambda: newest(home)[0] > number, 60)
+    except AssertionError:
+        with connect() as client:
+            job = client.job("default", "trainer")
+            told = [f"{each.kind}: {each.text}" for each in client.events("default", "trainer").events][-12:]
+        attempts = [(each.number, each.phase, each.reason) for each in job.attempts][-2:]
+        logs = sorted((home / "providers/local/gangs").glob("*/0/agent.log"))
+        said = "\n".join(path.read_text()[-500:] for path in logs)
+        raise AssertionError(
+            f"no checkpoint after {number}: {job.phase} {job.reason} {attempts} {told} {said}"
+        ) from None
 
 
 def newest(home: Path) -> tuple[int, int]:
