@@ -114,6 +114,7 @@ class FakeClient:
     all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
     story: list[wire.EventView] = field(default_factory=list)
     found: list[wire.Found] = field(default_factory=list)
+    stubborn: list[wire.Found] = field(default_factory=list)  # what `down` does not get rid of
     rows: list[wire.NodeRow] = field(default_factory=list)
     log_bytes: bytes = b""
     asked: list[tuple[object, ...]] = field(default_factory=list)
@@ -208,7 +209,11 @@ class FakeClient:
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.Found]:
         self.asked.append(("down", project, dry_run))
-        return [wire.Found(**{**asdict(each), "done": not dry_run}) for each in self.found]
+        found = [wire.Found(**{**asdict(each), "done": not dry_run}) for each in self.found]
+        if not dry_run:
+            self.found = self.stubborn
+            self.rows = []
+        return found
 
     def gc(self, *, dry_run: bool = True) -> list[wire.Found]:
         self.asked.append(("gc", dry_run))

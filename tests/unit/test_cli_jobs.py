@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_event, make_job, make_node
 
+from remuda.cli import down
 from remuda.cli.main import cli
 from remuda.client import ApiError, wire
 from remuda.domain.tasks import Task
@@ -222,7 +223,17 @@ def test_down_shows_before_it_removes(client: FakeClient) -> None:
     assert "--yes" in refused.stderr
     assert ("down", None, False) not in client.asked
     assert lines(run("down", "--project", "p", "--yes"))[1][-1] == "yes"
-    assert client.asked[-1] == ("down", "p", False)
+    assert ("down", "p", False) in client.asked
+
+
+def test_down_calls_nothing_removed_that_is_still_there(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(down, "_PATIENCE_S", 0.0)
+    client.found = client.stubborn = [FOUND]
+    left = run("down", "--all", "--yes")
+    assert left.exit_code == 1
+    assert lines(left)[1][-1] == "no"
+    assert "not all of it is gone yet" in left.stderr
+    assert run("down", "--all", "--yes", "--no-wait").exit_code == 0
 
 
 def test_gc_removes_only_when_told(client: FakeClient) -> None:

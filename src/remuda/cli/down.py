@@ -8,7 +8,11 @@ from remuda.cli.output import Column, output_option, rows_out
 from remuda.cli.session import Failure, session
 
 if TYPE_CHECKING:
+    from remuda.client import Client
     from remuda.client.wire import Found
+
+_PATIENCE_S = 120.0
+_LOOK_AGAIN_S = 0.2
 
 
 @click.command("down")
@@ -16,10 +20,16 @@ if TYPE_CHECKING:
 @click.option("-p", "--project", default=None, help="Of this project only.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be stopped and removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all is gone.")
 @output_option
-def command(everything: bool, project: str | None, dry_run: bool, yes: bool, output: str) -> None:
-    """Stop every unfinished job and remove whatever runs or bills, known to the database or not."""
+def command(everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str) -> None:
+    """Stop every unfinished job and remove whatever runs or bills, known to the database or not.
+
+    Jobs get their grace to save their work. Exits with 1 where something is still there after two minutes.
+    """
     import sys
+
+    from msgspec.structs import replace
 
     if everything == (project is not None):
         raise Failure("say --all, or --project NAME", exit_code=2)
@@ -32,7 +42,27 @@ def command(everything: bool, project: str | None, dry_run: bool, yes: bool, out
             click.confirm(f"remove these {len(found)}?", abort=True)
         if found and not dry_run:
             found = client.down(project=project)
+            left = _wait(client, project, found) if wait else set()
+            found = [replace(each, done=each.done and (each.kind, each.name) not in left) for each in found]
     found_out(found, output)
+    if not dry_run and wait and any(each.done is False and each.kind != "place" for each in found):
+        raise Failure("not all of it is gone yet", "`remuda nodes` and `remuda gc` show what is left; repeat this")
+
+
+def _wait(client: "Client", project: str | None, found: "list[Found]") -> set[tuple[str, str]]:
+    """Until what was asked to go is gone, or for long enough; returns what is left, by kind and name."""
+    import time
+
+    asked = {(each.kind, each.name) for each in found if each.done}
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        left = {("job", row.job) for row in client.nodes(project)}
+        if any(kind == "gang" for kind, _ in asked):
+            left |= {(each.kind, each.name) for each in client.down(project=project, dry_run=True)}
+        left &= asked
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def found_out(found: "list[Found]", output: str) -> None:

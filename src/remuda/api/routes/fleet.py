@@ -47,7 +47,8 @@ async def down(request: Request) -> Response:
     sweep = Sweep()
     if ask.dry_run:
         sweep = Sweep() if ask.project else await house.plant.sweeper.living()
-        sweep = replace(sweep, strays=[stray for stray in sweep.strays if stray.job_id is None])
+        shown = {job.id for job in jobs}
+        sweep = replace(sweep, strays=[_over(stray) for stray in sweep.strays if stray.job_id not in shown])
     elif ask.project is None:
         sweep = await house.plant.down()
     else:
@@ -97,6 +98,11 @@ def _gangs(sweep: Sweep) -> list[wire.Found]:
         for problem in sweep.problems
     ]
     return found + silent
+
+
+def _over(stray: Stray) -> Stray:
+    """What belongs to a job that has ended bills until it is gone, and is as good as removed."""
+    return stray if stray.job_id is None else replace(stray, why="its job has ended; it is being removed", sure=True)
 
 
 def _why(stray: Stray) -> str:
