@@ -234,6 +234,10 @@ def _slow_prctl(option: int, value: int) -> bool:
         return False
 
 
+def _name(command: Command) -> str:
+    return command.argv[0] if command.argv else "the work"
+
+
 def _become(command: Command, output: int, guardian: int) -> None:
     """In the work's first process: take its place and never return."""
     code = 126
@@ -255,9 +259,11 @@ def _become(command: Command, output: int, guardian: int) -> None:
         if command.call is not None:
             os._exit(command.call())
         os.execvpe(command.argv[0], command.argv, command.env)
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         code = 127
-        _tell(f"cannot start the work: {error}")
+        _tell(f"cannot start {_name(command)}: there is no such command or folder")
+    except OSError as error:
+        _tell(f"cannot start {_name(command)}: {error.strerror}")
     except BaseException as error:  # noqa: BLE001  # whatever it is, this process must not go on as an agent
         _tell(f"cannot start the work: {type(error).__name__}: {error}")
     finally:
