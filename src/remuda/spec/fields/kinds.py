@@ -297,7 +297,8 @@ def _describe_field(each: Field[object]) -> Schema:
     if each.refused:
         text = f"Not honoured yet: {each.refused}. {text}"
     schema = each.kind.schema
-    return {"description": text, **(schema if "$ref" not in schema else {"allOf": [schema]})}
+    struck: Schema = {"deprecated": True} if each.refused else {}  # as near as a schema comes to "not yet"
+    return {"description": text, **struck, **(schema if "$ref" not in schema else {"allOf": [schema]})}
 
 
 # The plain kinds.
