@@ -201,7 +201,9 @@ def test_commands_beside_the_work() -> None:
         rig.stub.run_beside("e2", ["no-such-program"])
         rig.until(lambda: "e2" in rig.stub.exec_codes)
         assert rig.stub.exec_codes["e2"] == 127
-        assert rig.stub.exec_output["e2"] == b"remuda: cannot start no-such-program: there is no such command or folder\n"
+        assert (
+            rig.stub.exec_output["e2"] == b"remuda: cannot start no-such-program: there is no such command or folder\n"
+        )
         rig.stub.run_beside("e4", ["/tmp"])
         rig.until(lambda: "e4" in rig.stub.exec_codes)
         assert rig.stub.exec_codes["e4"] == 126
