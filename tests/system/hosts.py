@@ -46,8 +46,8 @@ def require_hosts() -> None:
 class LabHost:
     """One host. `bare` ones have a busybox and nothing else: no Python, no libraries but sshd's own."""
 
-    def __init__(self, lab: "Lab", number: int, *, gpus: int = 0, bare: bool = False) -> None:
-        self.lab, self.number, self.bare = lab, number, bare
+    def __init__(self, lab: "Lab", number: int, *, gpus: int = 0, bare: bool = False, sshd: str = "") -> None:
+        self.lab, self.number, self.bare, self.sshd = lab, number, bare, sshd
         self.name, self.address = f"h{number}", f"10.99.0.{number}"
         self.folder = lab.root / self.name
         self.home = self.folder / "home"
@@ -141,7 +141,7 @@ class LabHost:
             "MaxStartups": "100",
             "SetEnv": f"PATH={path}",
         }
-        return "".join(f"{name} {value}\n" for name, value in lines.items())
+        return "".join(f"{name} {value}\n" for name, value in lines.items()) + self.sshd
 
     def _make_root(self) -> Path:
         """A file system with a busybox, an sshd and what sshd alone needs."""
@@ -209,10 +209,10 @@ class Lab:
         _ip("-n", self.space, "addr", "add", "10.99.0.254/24", "dev", "br0")
         _ip("-n", self.space, "link", "set", "br0", "up")
 
-    def add(self, *, gpus: int = 0, bare: bool = False) -> LabHost:
-        """One more host, which is up."""
+    def add(self, *, gpus: int = 0, bare: bool = False, sshd: str = "") -> LabHost:
+        """One more host, which is up; `sshd` are further lines of its server's configuration."""
         self._made += 1
-        host = LabHost(self, self._made, gpus=gpus, bare=bare)
+        host = LabHost(self, self._made, gpus=gpus, bare=bare, sshd=sshd)
         self.hosts.append(host)
         host.wire()
         host.start()

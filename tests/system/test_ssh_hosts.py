@@ -17,7 +17,7 @@ from remuda.domain.places import Hold
 from remuda.domain.tasks import Scalar
 from remuda.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapacity, ProviderContext, Refused, TryAgain
 from remuda.providers.registry import check_settings
-from remuda.providers.ssh import MANIFEST, make
+from remuda.providers.ssh import MANIFEST, dial, make
 from remuda.providers.ssh.provider import SshProvider
 
 pytestmark = pytest.mark.system
@@ -45,6 +45,7 @@ class Around:
 
     @asynccontextmanager
     async def provider(self, installation: str = "ours", **settings: Scalar):  # type: ignore[no-untyped-def]
+        address = str(settings.pop("server_address", ""))
         given = {"hosts": "h1 h2", "ssh_config": str(self.lab.ssh_config), **settings}
         home = self.root / installation
         home.mkdir(exist_ok=True)
@@ -54,6 +55,7 @@ class Around:
                 home=home,
                 settings=check_settings(MANIFEST, given),
                 agent_archive=pack_stand_in,
+                server_address=address,
                 now=lambda: datetime.now(UTC),
             )
         )
@@ -151,6 +153,23 @@ def _offer() -> Offer:
     from remuda.domain.units import HourlyRate
 
     return Offer(provider="ssh", region="hosts", zone="h1", instance_type="cpu", rate=HourlyRate(0), shared=True)
+
+
+def test_a_server_that_forwards_nothing_is_told(lab: Lab, around: Around) -> None:
+    host = lab.add(sshd="AllowStreamLocalForwarding no\n")
+
+    async def story() -> None:
+        async with around.provider(hosts=host.name) as provider:
+            assert "AllowStreamLocalForwarding yes" in (await facts(provider))[host.name]
+        async with around.provider(hosts=host.name, server_address="unix:/nonexistent") as provider:
+            assert {offer.capacity for offer in await provider.offers()} == {0}
+            with pytest.raises(TryAgain, match="AllowStreamLocalForwarding yes"):
+                await facts(provider)
+
+    try:
+        play(story())
+    finally:
+        lab.remove(host)
 
 
 def test_keys_that_are_not_accepted_are_told(around: Around) -> None:
@@ -275,7 +294,11 @@ def test_what_a_killed_agent_left_is_killed(around: Around) -> None:
     play(story())
 
 
-def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(around: Around) -> None:
+def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
+    around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dial, "CONNECT_TIMEOUT_S", 1)
+
     async def story() -> None:
         host = around.lab.hosts[0]
         async with around.provider(lost_after_s=3) as provider:

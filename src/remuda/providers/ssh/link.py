@@ -168,6 +168,19 @@ class Link:
         writer.close()
         return True
 
+    async def can_carry(self) -> str:
+        """Why agents there could not reach us, "" where they could, or where the host cannot be asked."""
+        if self.far is None or not self.up:
+            return ""
+        path = f"{self.far.root}/s-{os.urandom(8).hex()}"
+        try:
+            listener = await self._forward(path, "unix:/nonexistent")
+            listener.close()
+            await self._run(["rm", "-f", path])
+        except (Refused, TryAgain) as error:
+            return str(error).removeprefix(f"{self.entry.name}: ")
+        return ""
+
     def hang_up(self) -> None:
         """Let the line go; what was launched goes on."""
         self._drop()
@@ -264,21 +277,24 @@ class Link:
 
         A fresh socket each time, since a dead connection's may still be there, behind a name that stays the same.
         """
+        name = f"s-{os.urandom(8).hex()}"
+        await self._forward(f"{far.root}/{name}", self._base.server_address)
+        await self._tell_socket(name)
+
+    async def _forward(self, path: str, address: str) -> asyncssh.SSHListener:
+        """Have what connects to a socket there arrive at an address here. Raises Refused."""
         assert self.dialled is not None
-        name, address = f"s-{os.urandom(8).hex()}", self._base.server_address
-        connection, path = self.dialled.connection, f"{far.root}/{name}"
+        connection = self.dialled.connection
         try:
             if address.startswith("unix:"):
-                await connection.forward_remote_path(path, address.removeprefix("unix:"))
-            else:
-                host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
-                await connection.forward_remote_path_to_port(path, host.strip("[]"), int(port))
-        except (asyncssh.Error, OSError) as error:
+                return await connection.forward_remote_path(path, address.removeprefix("unix:"))
+            host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
+            return await connection.forward_remote_path_to_port(path, host.strip("[]"), int(port))
+        except (asyncssh.ChannelListenError, asyncssh.Error, OSError) as error:
             raise Refused(
                 f"{self.entry.name}: its SSH server does not forward Unix sockets ({error}); agents need it: "
                 "set `AllowStreamLocalForwarding yes` in its sshd_config"
             ) from error
-        await self._tell_socket(name)
 
     async def _tell_socket(self, name: str) -> None:
         assert self._process is not None

@@ -74,7 +74,7 @@ class SshProvider:
     async def offers(self) -> Sequence[Offer]:
         await self._learn(_FIRST_WAIT_S)
         offers = list_offers(self._ready())
-        unknown = [link for name, link in self._links.items() if name not in self._known and link.let_in]
+        unknown = [link for name, link in self._links.items() if name not in self._known]
         if not offers and unknown:
             raise TryAgain("; ".join(link.problem or f"{link.entry.name} has not answered yet" for link in unknown))
         return offers
@@ -138,7 +138,9 @@ class SshProvider:
             return [("hosts", "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md")]
         if not any(link.up for link in self._links.values()):
             raise TryAgain("no host can be used: " + "; ".join(link.problem for link in self._links.values()))
-        return [fact for name in self._links for fact in self._introduce(name)]
+        carries = await asyncio.gather(*(link.can_carry() for link in self._links.values()))
+        notes = {name: each for name, each in zip(self._links, carries, strict=True) if each}
+        return [*(fact for name in self._links for fact in self._introduce(name)), *notes.items()]
 
     def _introduce(self, name: str) -> Sequence[tuple[str, str]]:
         link, known = self._links[name], self._known.get(name)
