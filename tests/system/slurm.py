@@ -44,7 +44,7 @@ PreemptMode=REQUEUE
 GresTypes=gpu
 MpiDefault=none
 SwitchType=switch/none
-AccountingStorageType=accounting_storage/none
+{accounting}
 JobCompType=jobcomp/none
 SlurmctldTimeout=30
 SlurmdTimeout=10
@@ -66,6 +66,37 @@ NodeName=gpu[3-4] Name=gpu Type=a100 File={folder}/dev/nvidia[0-7]
 """
 
 
+_DATABASE = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost=localhost
+DbdPort={dbd}
+SlurmUser=root
+PidFile={folder}/run/slurmdbd.pid
+LogFile={folder}/log/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={sql}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm
+"""
+_NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
+_ACCOUNTING = """AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort={dbd}
+AccountingStoragePass={folder}/munge/socket
+AccountingStorageEnforce=associations,limits,qos
+AccountingStorageTRES=gres/gpu
+AccountingStoreFlags=job_comment"""
+
+
+def why_no_accounting() -> str | None:
+    """Why no cluster with accounting can be made here."""
+    missing = [tool for tool in ("slurmdbd", "mariadbd", "mariadb-install-db") if not shutil.which(tool, path=_path())]
+    return f"not installed: {', '.join(missing)} (Debian's slurmdbd and mariadb-server)" if missing else why_not()
+
+
 def why_not() -> str | None:
     """Why no cluster can be made here; installs Debian's packages where that is all that is missing."""
     if os.getuid() != 0:
@@ -84,8 +115,9 @@ def why_not() -> str | None:
 class Cluster:
     """One running cluster below a folder."""
 
-    def __init__(self, folder: Path, *, min_job_age: int = 300) -> None:
+    def __init__(self, folder: Path, *, min_job_age: int = 300, accounting: bool = False) -> None:
         self.folder = folder
+        self.accounting = accounting
         self.min_job_age = min_job_age
         self.conf = folder / "slurm.conf"
         self.munge = folder / "munge"
@@ -102,12 +134,16 @@ class Cluster:
             path = self.folder / "dev" / f"nvidia{number}"
             if not path.exists():
                 os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        ports = dict(zip(("port", "port1", "port2", "port3", "port4"), _free_ports(5), strict=True))
+        names = ("port", "port1", "port2", "port3", "port4", "dbd", "sql")
+        ports = dict(zip(names, _free_ports(len(names)), strict=True))
         values = {"folder": self.folder, "host": socket.gethostname().split(".")[0], "min_job_age": self.min_job_age}
         values["node"] = f"NodeHostname={values['host']} NodeAddr=127.0.0.1 CPUs=64 RealMemory=512000"
+        values["accounting"] = _ACCOUNTING.format(folder=self.folder, **ports) if self.accounting else _NO_ACCOUNTING
         self.conf.write_text(_CONF.format(**values, **ports))
         (self.folder / "gres.conf").write_text(_GRES.format(**values))
         self._start_munge()
+        if self.accounting:
+            self._start_accounting(ports)
         self.start("slurmctld")
         for node in NODES:
             self.start(node)
@@ -125,10 +161,7 @@ class Cluster:
     def start(self, name: str) -> None:
         """Start slurmctld, or the slurmd of a node."""
         command = ["slurmctld", "-D"] if name == "slurmctld" else ["slurmd", "-D", "-N", name]
-        with open(self.folder / "log" / f"{name}.out", "ab") as log:
-            self._daemons[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ, start_new_session=True
-            )
+        self._spawn(name, command)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         daemon = self._daemons.pop(name)
@@ -167,6 +200,36 @@ class Cluster:
             assert time.monotonic() < give_up, f"never happened; jobs:\n{self.run('squeue', '-t', 'all', check=False)}"
             time.sleep(0.05)
 
+    def _start_accounting(self, ports: dict[str, int]) -> None:
+        """A database and slurmdbd, with this cluster and root's account in them."""
+        data, socket_ = self.folder / "sql", self.folder / "run" / "sql.sock"
+        subprocess.run(
+            ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db"],
+            check=True,
+            capture_output=True,
+            env=self.environ,
+        )
+        listen = [f"--socket={socket_}", f"--port={ports['sql']}", "--bind-address=127.0.0.1"]
+        self._spawn("mariadbd", ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", *listen])
+        self.until(socket_.exists)
+        grant = "CREATE DATABASE slurm; GRANT ALL ON slurm.* TO slurm@'127.0.0.1' IDENTIFIED BY 'slurm';"
+        grant += "GRANT ALL ON slurm.* TO slurm@localhost IDENTIFIED BY 'slurm';"
+        self.run("mariadb", "--no-defaults", f"--socket={socket_}", "-e", grant)
+        conf = self.folder / "slurmdbd.conf"
+        conf.write_text(_DATABASE.format(folder=self.folder, **ports))
+        conf.chmod(0o600)
+        self._spawn("slurmdbd", ["slurmdbd", "-D"])
+        manage = ("sacctmgr", "-i", "add")
+        self.until(lambda: "meadow" in self.run(*manage, "cluster", "meadow", check=False))
+        self.run(*manage, "account", "vision", "Cluster=meadow")
+        self.run(*manage, "user", "root", "Account=vision", check=False)
+
+    def _spawn(self, name: str, command: Sequence[str]) -> None:
+        with open(self.folder / "log" / f"{name}.out", "ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ, start_new_session=True
+            )
+
     def _start_munge(self) -> None:
         key = self.munge / "key"
         key.write_bytes(os.urandom(128))
@@ -181,22 +244,14 @@ class Cluster:
             path = path.parent
         names = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
         options = [f"--{option}={self.munge}/{name}" for option, name in names.items()]
-        with open(self.folder / "log" / "munged.out", "ab") as log:
-            self._daemons["munge"] = subprocess.Popen(
-                ["runuser", "-u", "munge", "--", "munged", "--foreground", "--force", *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environ,
-                start_new_session=True,
-            )
+        self._spawn("munge", ["runuser", "-u", "munge", "--", "munged", "--foreground", "--force", *options])
         self.until((self.munge / "socket").exists)
 
 
 @contextmanager
-def cluster_at(folder: Path, *, min_job_age: int = 300) -> Iterator[Cluster]:
+def cluster_at(folder: Path, *, min_job_age: int = 300, accounting: bool = False) -> Iterator[Cluster]:
     """A cluster for the length of a block; nothing of it is left afterwards."""
-    cluster = Cluster(folder, min_job_age=min_job_age)
+    cluster = Cluster(folder, min_job_age=min_job_age, accounting=accounting)
     try:
         cluster.up()
         yield cluster

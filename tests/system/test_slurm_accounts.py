@@ -1,0 +1,85 @@
+"""A Slurm cluster with accounting: limits are shown, a QOS holds jobs back, and what slurmctld forgot is looked up."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
+from tests.system.slurm import Cluster, cluster_at, why_no_accounting
+
+from remuda.providers.base import GangState, Refused
+from remuda.providers.contract import Stage
+from remuda.providers.slurm.provider import SlurmProvider
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := why_no_accounting():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("slurm")
+    with cluster_at(folder, min_job_age=2, accounting=True) as made, slurm_environment(made):
+        made.run("sacctmgr", "-i", "add", "qos", "few")
+        made.run("sacctmgr", "-i", "modify", "qos", "few", "set", "GrpTRES=gres/gpu=4")
+        made.run("sacctmgr", "-i", "modify", "user", "root", "set", "QOS=normal,few")
+        yield made
+
+
+async def _never(*_: object) -> None:
+    raise AssertionError
+
+
+def test_limits_are_shown_and_hold_jobs_back(cluster: Cluster, tmp_path: Path) -> None:
+    async def story() -> None:
+        place = SlurmPlace(cluster, tmp_path)
+        place.settings["qos"] = "few"
+        stage = Stage(place, _never)
+        assert isinstance(stage.ours, SlurmProvider)
+        facts = dict(await stage.ours.introduce())
+        assert facts["limits"] == "known to the cluster's accounting"
+        assert "gres/gpu=4" in facts["QOS few"]
+        assert "few" in facts["account vision"]
+        three = next(o for o in await stage.ours.offers() if o.accelerator_count == 3)
+        for name in ("first", "second"):
+            await stage.ours.launch(replace(await stage.spec(name), offer=three))
+        cluster.until(lambda: "QOSGrp" in cluster.run("squeue", "-h", "-t", "PD", "-o", "%r"))
+        waiting = await stage.one(stage.name("second"))
+        assert waiting.state is GangState.QUEUED
+        assert "QOSGrp" in waiting.reason
+        await stage.clear()
+
+    asyncio.run(story())
+
+
+def test_an_account_that_is_not_ours_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    async def story() -> None:
+        place = SlurmPlace(cluster, tmp_path)
+        place.settings["account"] = "someone-elses"
+        stage = Stage(place, _never)
+        with pytest.raises(Refused, match="account"):
+            await stage.ours.launch(await stage.spec("foreign"))
+        assert await stage.ours.gangs() == []
+        await stage.clear()
+
+    asyncio.run(story())
+
+
+def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(SlurmPlace(cluster, tmp_path), _never)
+        gang = await stage.spec("forgotten")
+        await stage.ours.launch(gang)
+        await stage.place.settle()
+        before = await stage.one(gang.name)
+        cluster.run("scancel", before.engine_id)  # not by us
+        cluster.until(lambda: not cluster.jobs())
+        stage.restart()
+        seen = await stage.one(gang.name)
+        assert (seen.state, seen.reason) == (GangState.ENDED, "it was cancelled in Slurm, not by Remuda")
+        assert [node.started_at for node in seen.nodes] == [node.started_at for node in before.nodes]
+        await stage.clear()
+
+    asyncio.run(story())
