@@ -224,7 +224,9 @@ class Cluster:
         self.run(*manage, "account", "vision", "Cluster=meadow")
         self.run(*manage, "user", "root", "Account=vision", check=False)
 
-    def _spawn(self, name: str, command: Sequence[str]) -> None:
+    def _spawn(self, name: str, command: Sequence[str], as_user: Sequence[str] = ()) -> None:
+        """Start a daemon that does not outlive us, even if we are killed."""
+        command = ["setpriv", "--pdeathsig=KILL", *as_user, "--", *command]
         with open(self.folder / "log" / f"{name}.out", "ab") as log:
             self._daemons[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ, start_new_session=True
@@ -244,7 +246,8 @@ class Cluster:
             path = path.parent
         names = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
         options = [f"--{option}={self.munge}/{name}" for option, name in names.items()]
-        self._spawn("munge", ["runuser", "-u", "munge", "--", "munged", "--foreground", "--force", *options])
+        user = ("--reuid=munge", "--regid=munge", "--clear-groups")
+        self._spawn("munge", ["munged", "--foreground", "--force", *options], user)
         self.until((self.munge / "socket").exists)
 
 
