@@ -29,6 +29,7 @@ import msgspec
 
 from remuda.providers.base import GangSeen, GangSpec, GangState, NodeSeen
 from remuda.providers.batch.seat import Seat
+from remuda.providers.hosts.records import Exit
 
 REMEMBERED = timedelta(hours=2)
 _START = (Path(__file__).parent / "start.py").read_bytes()
@@ -93,15 +94,6 @@ class Ended:
     began: Began | None = None  # None: it never ran
     ended_at: datetime
     noted_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """What an agent wrote when its work was over; fields that we do not need are ignored."""
-
-    outcome: str = ""
-    exit_code: int | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from remuda.providers.base import GangSeen, GangState
-from remuda.providers.batch.ground import Began, Ended, Exit, Record, list_nodes
+from remuda.providers.batch.ground import Began, Ended, Record, list_nodes
 from remuda.providers.batch.hostlist import expand
 from remuda.providers.batch.rows import JobRow, Phase
+from remuda.providers.hosts.records import Exit
 
 _STATES = {Phase.WAITS: GangState.QUEUED, Phase.BEGINS: GangState.STARTING, Phase.WORKS: GangState.RUNNING}
 

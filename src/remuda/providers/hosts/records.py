@@ -2,12 +2,22 @@
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """What an agent wrote to `exit.json` when its work was over; fields that a place does not need are ignored."""
+
+    outcome: str = ""
+    exit_code: int | None = None
+    reason: str = ""
 
 
 def write(path: Path, value: object) -> None:

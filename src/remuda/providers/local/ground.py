@@ -20,7 +20,7 @@ from threading import Lock
 from remuda.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from remuda.providers.hosts.configs import AgentConfig
 from remuda.providers.hosts.devices import read_text
-from remuda.providers.hosts.records import read, write
+from remuda.providers.hosts.records import Exit, read, write
 from remuda.providers.local import processes
 from remuda.providers.local.processes import GANG_MARK, RANK_MARK, Process
 from remuda.providers.local.records import (
@@ -28,7 +28,6 @@ from remuda.providers.local.records import (
     Delivery,
     Ended,
     EndedRank,
-    Exit,
     Intent,
     Removal,
 )

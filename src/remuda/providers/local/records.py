@@ -37,15 +37,6 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """What an agent wrote when it left in order; fields that we do not need are ignored."""
-
-    outcome: str = ""
-    exit_code: int | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
     """The end of one rank. `in_order`: the agent left by itself, and what it had to say is said."""
 

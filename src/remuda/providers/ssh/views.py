@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from remuda.providers.base import GangSeen, GangState, NodeSeen
+from remuda.providers.hosts.records import Exit
 from remuda.providers.ssh.books import Ended, EndedRank, Intent
 
 
@@ -13,15 +14,6 @@ class RankState(StrEnum):
     RUNS = "runs"
     ENDS = "ends"  # its agent is dead, and something of it is still there
     OVER = "over"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """What an agent wrote when its work had ended."""
-
-    outcome: str = ""
-    exit_code: int | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
