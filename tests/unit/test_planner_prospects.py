@@ -87,7 +87,7 @@ def test_a_gang_that_does_not_fit_the_host_is_refused() -> None:
     task = Task(name="t", run="true", nodes=5)
     found = look(make_job(task), Market(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
-    assert "5 nodes" in found.reason
+    assert "5 nodes with 1 CPU each do not fit" in found.reason
 
 
 def test_what_no_configured_place_has_is_said_with_the_places() -> None:

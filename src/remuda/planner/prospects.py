@@ -4,7 +4,7 @@ Called by `control` with live offers; what is decided here is who may stand in t
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from remuda.catalog.fit import match_offers
@@ -13,11 +13,12 @@ from remuda.domain.jobs import Job
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
 from remuda.domain.tasks import Task
-from remuda.domain.units import format_rate
+from remuda.domain.units import format_memory, format_rate
 from remuda.planner.explain import explain, say_no_offer, wish
 from remuda.planner.placements import Plan, Situation
 from remuda.planner.rank import plan
 from remuda.planner.shares import fits_empty, smallest_shares
+from remuda.scheduler.packing import DEFAULT_CPUS
 
 _MANY = 20  # offers that one job is considered for at a time
 _DEVICES = {Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR_MEMORY, Constraint.INSTANCE}
@@ -90,10 +91,21 @@ def _able(
         if verdict:
             continue
         if offer.shared and not fits_empty(task, offer, market.hosts):
-            reasons.append(f"{offer.key}: {task.nodes} nodes of this size do not fit there at once")
+            reasons.append(_too_many(task, offer))
             continue
         able.append(offer)
     return able, list(dict.fromkeys(reasons))
+
+
+def _too_many(task: Task, offer: Offer) -> str:
+    """Why a gang does not fit on a shared host, and what is there to share."""
+    need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
+    node = wish(need).removeprefix("node with ")
+    there = f"{offer.vcpus:g} CPUs and {format_memory(offer.memory_mib)}"
+    return (
+        f"{offer.key}: {task.nodes} nodes with {node} each do not fit there at once (it has {there}); "
+        "ask for fewer nodes or smaller ones"
+    )
 
 
 def _none_fits(task: Task, market: Market, matches: Matches) -> Prospects:

@@ -72,7 +72,7 @@ class Ground:
     installation: str
     command: Sequence[str]
     environ: Mapping[str, str]
-    engine: str | None  # podman or docker, where one is installed
+    engine: Callable[[], str | None]  # podman or docker, where one works now
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[Process] = field(default_factory=set)
@@ -266,11 +266,12 @@ class Ground:
     def _remove_container(self, gang: str, number: int) -> Process | None:
         """Remove the container of a killed agent, which its killed guardian could not; the engine while it is at it."""
         folder = self._folder(gang) / str(number)
-        if self.engine is None or not (folder / CONTAINER_ENTRY).exists():
+        engine = self.engine() if (folder / CONTAINER_ENTRY).exists() else None
+        if engine is None:
             return None
         remover = read(folder / "remover.json", Process)
         if remover is None:
-            command = [self.engine, "rm", "-f", f"{gang}-{number}"]
+            command = [engine, "rm", "-f", f"{gang}-{number}"]
             try:
                 remover = processes.start(command, self.environ, folder / "agent.log")
             except (FileNotFoundError, PermissionError):  # the engine was removed since, and with it what it ran

@@ -56,7 +56,7 @@ class LocalProvider:
             installation=context.installation,
             command=context.agent_command,
             environ=clean_environ(self._sources.environ),
-            engine=engine(),
+            engine=engine,
             now=context.now,
         )
         self._watch = Watch()
@@ -111,7 +111,7 @@ class LocalProvider:
             ("memory", format_memory(machine.memory_mib)),
             ("free disk", f"{machine.disk_gib} GiB"),
             ("accelerators", say_models(machine)),
-            ("containers", self._engine() or "neither podman nor docker is installed"),
+            ("containers", self._engine() or "neither podman nor a running docker"),
             *(("note", note) for note in machine.notes),
         ]
 

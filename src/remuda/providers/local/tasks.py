@@ -1,16 +1,35 @@
 """What of a task this machine can honour."""
 
+import os
 import shutil
+import socket
 from collections.abc import Sequence
 
 from remuda.domain.tasks import SpotPolicy, Task
 from remuda.providers.base import Feature
 from remuda.providers.local.manifest import LACKS
 
+_DOCKER_SOCKET = "/var/run/docker.sock"
+
 
 def find_engine() -> str | None:
-    """The container engine that agents here will use."""
-    return next((engine for engine in ("podman", "docker") if shutil.which(engine)), None)
+    """The container engine that agents here will use: podman, or docker where its daemon can be reached."""
+    if shutil.which("podman"):
+        return "podman"
+    return "docker" if shutil.which("docker") and _daemon_answers(os.environ.get("DOCKER_HOST")) else None
+
+
+def _daemon_answers(address: str | None) -> bool:
+    """Whether something listens where docker's client would look; one that is far away is taken to."""
+    if address is not None and not address.startswith("unix://"):
+        return True
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(1)
+            line.connect((address or _DOCKER_SOCKET).removeprefix("unix://"))
+    except OSError:
+        return False
+    return True
 
 
 def check_task(task: Task, engine: str | None) -> Sequence[str]:
@@ -18,7 +37,10 @@ def check_task(task: Task, engine: str | None) -> Sequence[str]:
     need = task.resources
     reasons = []
     if task.image is not None and engine is None:
-        reasons.append("image: needs podman or docker, and neither is installed here; install one or leave `image` out")
+        reasons.append(
+            "image: needs podman, or docker with its daemon running, and neither is here; "
+            "install or start one, or leave `image` out"
+        )
     if need.spot is SpotPolicy.ONLY:
         reasons.append(f"resources.spot: only: {LACKS[Feature.SPOT]}")
     if need.disk_type is not None:
