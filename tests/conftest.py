@@ -6,10 +6,17 @@ needs it again and again is a defect.
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# A shell starts what it puts into the background with these ignored, and every program that a test starts would
+# inherit that.
+for number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
 
