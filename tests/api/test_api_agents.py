@@ -229,6 +229,67 @@ async def test_blobs_come_and_go_whole(api: Api) -> None:
     assert (none.status_code, none.json()["code"]) == (404, "blob-not-found")
 
 
+def pack_of(*blobs: bytes) -> bytes:
+    return b"".join(f"{hashlib.sha256(data).hexdigest()}{len(data)}\n".encode() + data for data in blobs)
+
+
+async def ask_pack(api: Api, gang: str, *names: str) -> Any:
+    path, headers = "/agent/v1/blobs/pack", api.agent(gang)
+    return await api.http.post(path, json={"blobs": list(names)}, params={"gang": gang}, headers=headers)
+
+
+async def test_packs_come_and_go_whole(api: Api) -> None:
+    parts = [b"", b"a\n", b"b" * 256 * 1024, b"0" * 64 + b"3\nabc"]
+    names = [hashlib.sha256(data).hexdigest() for data in parts]
+    blobs = "/v1/projects/default/blobs"
+    for _ in range(2):
+        stored = await api.http.put(f"{blobs}/pack", content=pack_of(*parts))
+        assert (stored.status_code, stored.json()) == (200, {"stored": 4})
+    assert (await api.http.put(f"{blobs}/pack", content=b"")).json() == {"stored": 0}
+    assert (await api.http.post(blobs + "/missing", json={"blobs": names})).json() == {"missing": []}
+    large = bytes(256 * 1024 + 1)
+    await api.http.put(f"{blobs}/{hashlib.sha256(large).hexdigest()}", content=large)
+    gang = await start(api)
+    assert (await ask_pack(api, gang, *names)).content == pack_of(*parts)
+    some = await ask_pack(api, gang, "0" * 64, hashlib.sha256(large).hexdigest(), names[1])
+    assert (some.status_code, some.content) == (200, pack_of(parts[1]))
+    assert (await ask_pack(api, gang)).content == b""
+    refused = await ask_pack(api, gang, "../x")
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
+    other = {**api.agent(gang), "Authorization": "Bearer other"}
+    stranger = await api.http.post("/agent/v1/blobs/pack", json={"blobs": names}, params={"gang": gang}, headers=other)
+    assert (stranger.status_code, stranger.json()["code"]) == (403, "forbidden")
+
+
+async def test_a_full_pack_holds_as_many_as_fit(api: Api) -> None:
+    parts = [bytes([number]) * 256 * 1024 for number in range(33)]
+    for half in (parts[:20], parts[20:]):
+        assert (await api.http.put("/v1/projects/default/blobs/pack", content=pack_of(*half))).status_code == 200
+    gang = await start(api)
+    found = await ask_pack(api, gang, *(hashlib.sha256(data).hexdigest() for data in parts))
+    assert found.content == pack_of(*parts[:31])  # 32 and what names them are more than 8 MiB
+
+
+@pytest.mark.parametrize(
+    ("pack", "status", "code"),
+    [
+        (pack_of(b"good", b"wrong")[:-1] + b"!", 422, "blob-mismatch"),
+        (pack_of(b"good", b"torn")[:-1], 422, "invalid-request"),
+        (pack_of(b"good", b"torn")[:100], 422, "invalid-request"),
+        (pack_of(b"good") + b"more", 422, "invalid-request"),
+        (pack_of(b"good", b"upper").replace(b"5\nupper", b"-5\nupper"), 422, "invalid-request"),
+        (pack_of(b"good", bytes(256 * 1024 + 1)), 422, "invalid-request"),
+        (pack_of(b"good", *(bytes([number]) * 256 * 1024 for number in range(32))), 413, "too-large"),
+        (pack_of(b"good", *(b"%d" % number for number in range(2048))), 413, "too-large"),
+    ],
+)
+async def test_of_a_bad_pack_nothing_is_stored(api: Api, pack: bytes, status: int, code: str) -> None:
+    blobs, good = "/v1/projects/default/blobs", hashlib.sha256(b"good").hexdigest()
+    refused = await api.http.put(f"{blobs}/pack", content=pack)
+    assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert (await api.http.post(blobs + "/missing", json={"blobs": [good]})).json() == {"missing": [good]}
+
+
 async def test_a_snapshot_must_be_complete(api: Api) -> None:
     file = b"x = 1\n"
     digest = hashlib.sha256(file).hexdigest()

@@ -139,3 +139,63 @@ def test_parts_of_another_blob_leave_nothing(tmp_path: Path) -> None:
         store.append(name, 0, b"wrong", 5)
     assert list(tmp_path.glob("??/*")) == []
     assert store.append(name, 0, b"right", 5) == 5
+
+
+def test_many_small_blobs_are_put_together(store: BlobStore, tmp_path: Path) -> None:
+    blobs = {name_of(data): data for data in (b"", b"a", b"b" * 1000)}
+    store.put(name_of(b"a"), [b"a"])
+    os.utime(store.path(name_of(b"a")), (1000, 1000))
+    store.put_all(blobs)
+    store.put_all(blobs)
+    store.put_all({})
+    assert {name: store.path(name).read_bytes() for name in blobs} == blobs
+    assert {store.path(name).stat().st_mode & 0o777 for name in blobs} == {0o600}
+    assert files(tmp_path) == sorted(blobs)
+    assert store.sweep(set(), older_than=datetime.fromtimestamp(2000, UTC)) == 0  # those from before are young again
+
+
+def test_one_wrong_blob_keeps_all_of_them_out(store: BlobStore, tmp_path: Path) -> None:
+    for wrong in ({name_of(b"x"): b"y"}, {"../../x": b"y"}):
+        with pytest.raises(Mismatch, match="send them again"):
+            store.put_all({name_of(b"a"): b"a", **wrong})
+    assert files(tmp_path) == []
+
+
+def test_many_blobs_are_on_the_disk_before_any_has_its_name(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = {name_of(data): data for data in (b"a", b"b", b"c")}
+    sync, synced = os.fsync, list[str]()
+
+    def watch(file: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{file}"))
+        if path.is_file():
+            assert store.missing(blobs) == list(blobs)
+            synced.append(path.name[:64])
+        else:
+            assert store.missing(blobs) == []
+            synced.append(path.name)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    store.put_all(blobs)
+    assert sorted(synced) == sorted([*blobs, *{name[:2] for name in blobs}])
+
+
+def test_a_full_disk_stores_none_of_many(store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Full):
+        store.put_all({name_of(data): data for data in (b"a", b"b")})
+    assert files(tmp_path) == []
+
+
+def test_small_blobs_are_read(store: BlobStore) -> None:
+    store.put(name_of(b"abc"), [b"abc"])
+    assert store.read(name_of(b"abc"), 3) == b"abc"
+    assert store.read(name_of(b"abc"), 2) is None
+    assert store.read(name_of(b"x"), 3) is None
+    with pytest.raises(Mismatch):
+        store.read("../x", 3)

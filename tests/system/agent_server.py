@@ -49,6 +49,9 @@ class Stub:
         self.blobs: dict[str, bytes] = {}
         self.held: dict[str, bytes] = {}  # files of checkpoints
         self.commits: list[dict[str, object]] = []
+        self.packs = True  # False: a server from before them
+        self.pack_blobs = 3  # in one answer
+        self.tamper: Callable[[bytes], bytes] = lambda pack: pack
         self.put_delay_s = 0.0
         self.on_put: Callable[[], object] = lambda: None
         self.put_status = 200
@@ -158,6 +161,14 @@ class Stub:
             order = self.order if self.order and int(str(self.order["seq"])) > int(query["after"]) else None
             waiting = [each for each in self.execs if each["id"] not in self.exec_output]
             return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s}
+
+    def pack(self, ask: dict[str, object]) -> tuple[int, object]:
+        if not self.packs:
+            return 405, {"code": "wrong-method"}
+        names = ask["blobs"]
+        assert isinstance(names, list)
+        found = [(name, self.blobs[name]) for name in names if name in self.blobs][: self.pack_blobs]
+        return 200, self.tamper(b"".join(f"{name}{len(data)}\n".encode() + data for name, data in found))
 
     def missing(self, ask: dict[str, object]) -> tuple[int, object]:
         names = ask["blobs"]
@@ -294,10 +305,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return stub.take_output(exec_id, query, data)
             case ["blobs", "missing"]:
                 return stub.missing(json.loads(data))
+            case ["blobs", "pack"]:
+                return stub.pack(json.loads(data))
             case ["blobs", digest] if self.command == "PUT":
                 return stub.hold(digest, query, data)
             case ["blobs", digest] if digest in stub.blobs or digest in stub.held:
-                return 200, stub.blobs.get(digest) or stub.held[digest]
+                return 200, stub.blobs[digest] if digest in stub.blobs else stub.held[digest]
             case ["checkpoints", "latest"]:
                 return stub.latest()
             case ["checkpoints"]:

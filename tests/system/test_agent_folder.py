@@ -1,11 +1,13 @@
 """The working folder: the snapshot, a Git commit, and setups that are done once."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,65 @@ def test_missing_and_wrong_blobs_are_told() -> None:
         rig.stub.work["workdir"] = {"snapshot": snapshot}
         assert rig.finish() == 0
         assert "is not that" in str(rig.exited()["reason"])
+
+
+def singles(rig: Rig) -> list[str]:
+    """Blobs that were asked for one by one."""
+    return [path.rpartition("/")[2] for path in rig.stub.requests if re.search("/blobs/[0-9a-f]{64}$", path)]
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_small_files_come_in_packs_where_the_server_knows_them(packs: bool) -> None:
+    files = {f"f{number}": b"\n%d\n" % number * number for number in range(8)} | {"large": bytes(256 * 1024 + 1)}
+    with make_rig(run="cat f3; wc -c <large") as rig:
+        rig.stub.packs = packs
+        snapshot = rig.stub.add_folder(files)
+        rig.stub.work["workdir"] = {"snapshot": snapshot}
+        assert rig.finish() == 0
+        assert rig.output() == "\n3\n" * 3 + f"{256 * 1024 + 1}\n"
+        for name, data in files.items():
+            assert (rig.home / "work" / name).read_bytes() == data
+        alone = sorted([snapshot, sha256(files["large"]).hexdigest()])
+        asked = rig.stub.requests.count("/agent/v1/blobs/pack")
+        assert (asked, sorted(singles(rig)) == alone) == ((3, True) if packs else (1, False))
+        assert len(singles(rig)) == len(set(singles(rig)))
+        assert not list((rig.folder / "cache" / "blobs").glob("*.*"))
+
+
+def test_a_part_that_no_pack_has_is_asked_for_alone_and_told() -> None:
+    with make_rig(run="true") as rig:
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"a": b"a", "b": b"b"})}
+        gone = sha256(b"a").hexdigest()
+        del rig.stub.blobs[gone]
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert f"has no part {gone}" in str(rig.exited()["reason"])
+        assert (rig.folder / "cache" / "blobs" / sha256(b"b").hexdigest()).read_bytes() == b"b"
+
+
+@pytest.mark.parametrize(
+    ("tamper", "told"),
+    [
+        (lambda pack: pack[:-1], "is torn at byte 0"),
+        (lambda pack: pack[:40], "is torn at byte 0"),
+        (lambda pack: pack + b"x", "is torn at byte 70"),
+        (lambda pack: b"../" + pack[3:], "it has hash"),
+        (lambda pack: pack[:-1] + b"!", "it has hash"),
+    ],
+)
+def test_a_pack_that_is_not_what_it_says_is_told_and_not_kept(tamper: Callable[[bytes], bytes], told: str) -> None:
+    with make_rig(run="true") as rig:
+        snapshot = rig.stub.add_folder({"a": b"abcd"})
+        rig.stub.work["workdir"] = {"snapshot": snapshot}
+        rig.stub.tamper = tamper
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert told in str(rig.exited()["reason"])
+        kept = {path.name for path in (rig.folder / "cache" / "blobs").iterdir()}
+        assert kept <= {snapshot, sha256(b"abcd").hexdigest()}
+        assert all(
+            sha256(path.read_bytes()).hexdigest() == path.name for path in (rig.folder / "cache/blobs").iterdir()
+        )
 
 
 @pytest.mark.parametrize("path", ["../out", "/tmp/out", "link/out", "."])

@@ -116,3 +116,13 @@ def test_a_blocking_reader_gets_one_answer_after_the_other(post: Post, answers: 
         connection.request("GET", "/agent/v1/blobs/x")
         assert connection.getresponse().read() == expected
     connection.close()
+
+
+def test_a_blocking_reader_gets_a_full_pack(post: Post, answers: list[bytes | None]) -> None:
+    pack = os.urandom(8 * 1024 * 1024)
+    answers += [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(pack) + pack]
+    connection = connect(Address(f"mailbox:{post.box}"))
+    connection.request("POST", "/agent/v1/blobs/pack", b'{"blobs": []}')
+    assert connection.getresponse().read() == pack
+    assert post.letters[0].endswith(b'\r\n\r\n{"blobs": []}')
+    connection.close()

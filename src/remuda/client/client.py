@@ -16,7 +16,7 @@ from remuda.client.ids import make_key
 from remuda.client.transport import Answer, Connection
 
 API = 1  # major version of the routes; another one is another language
-REVISION = 1  # grows with every addition to them
+REVISION = 2  # grows with every addition to them
 
 _T = TypeVar("_T")
 _TRIES = 4

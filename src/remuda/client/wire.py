@@ -299,6 +299,12 @@ class BlobsMissing(Reply, frozen=True, kw_only=True):
     missing: list[str]
 
 
+class BlobsStored(Reply, frozen=True, kw_only=True):
+    """How many blobs a pack held; all of them are stored."""
+
+    stored: int
+
+
 class Health(Reply, frozen=True, kw_only=True):
     """The server answers and its database can be read."""
 

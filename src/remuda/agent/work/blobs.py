@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import json
 import os
 import socket
 import time
@@ -13,12 +14,16 @@ from ..wire import Address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..config import Config
 
 CHUNK = 1024 * 1024
 TIMEOUT_S = 60.0
 FIRST_DELAY_S = 0.2
 LAST_DELAY_S = 5.0
+SMALL = 256 * 1024  # bytes of the largest blob that comes in a pack
+PACK = 2048  # blobs asked for together; the answer has as many of them as 8 MiB hold
 REFUSALS = (401, 403, 404, 409, 410)
 
 
@@ -99,12 +104,73 @@ class Blobs:
 
     def fetch(self, digest: str) -> str:
         """The path of the blob in the cache. Waits for a control plane that is away. Raises Missing, OSError."""
-        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-            raise Missing(f"{digest!r} is not the hash of a part of a working folder")
-        path = os.path.join(self._folder, digest)
+        path = self._path(digest)
         if not os.path.exists(path):
             fetch_to(self._line, digest, path)
         return path
+
+    def bring(self, digests: Iterable[str]) -> None:
+        """Fetch many small blobs into the cache, in packs. Raises Missing, OSError.
+
+        What a pack leaves out, and everything where the control plane knows no packs, is left to `fetch`.
+        """
+        wanted = [digest for digest in dict.fromkeys(digests) if not os.path.exists(self._path(digest))]
+        while wanted:
+            pack = self._fetch_pack(wanted[:PACK])
+            if pack is None:
+                return
+            found = self._keep(pack)
+            wanted = [digest for digest in wanted if digest not in found] if found else wanted[PACK:]
+
+    def _fetch_pack(self, digests: list[str]) -> bytes | None:
+        """Some of the blobs as a pack; None: the control plane is older than packs. Raises Missing."""
+        body = json.dumps({"blobs": digests}).encode()
+        while True:
+            try:
+                reply = self._line.ask("POST", "blobs/pack", body)
+                data = reply.read()
+            except (OSError, http.client.HTTPException):
+                self._line.wait()
+                continue
+            if reply.status == 200:
+                return data
+            if reply.status in (404, 405):
+                return None
+            self._line.check(reply.status, "blobs/pack")
+            self._line.wait()
+
+    def _keep(self, pack: bytes) -> set[str]:
+        """Put a pack's blobs into the cache; their names. Raises Missing, OSError."""
+        found, at = set(), 0
+        while at < len(pack):
+            line = pack.find(b"\n", at, at + 80)
+            name, size = pack[at : at + 64].decode("latin-1"), pack[at + 64 : max(line, 0)]
+            if not size.isdigit() or len(pack) - line - 1 < int(size):
+                raise Missing(f"what the control plane sent as parts of the working folder is torn at byte {at}")
+            at = line + 1 + int(size)
+            data = pack[line + 1 : at]
+            actual = hashlib.sha256(data).hexdigest()
+            if actual != name:
+                raise Missing(f"what the control plane sent for {name} is not that: it has hash {actual}")
+            self._write(self._path(name), data)
+            found.add(name)
+        return found
+
+    def _write(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.{os.getpid()}"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+
+    def _path(self, digest: str) -> str:
+        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+            raise Missing(f"{digest!r} is not the hash of a part of a working folder")
+        return os.path.join(self._folder, digest)
 
 
 def fetch_to(line: Line, digest: str, path: str) -> None:

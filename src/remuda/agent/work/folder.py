@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 
-from .blobs import Blobs, Missing
+from .blobs import SMALL, Blobs, Missing
 from .trees import copy_file, copy_tree, remove_tree
 
 TYPE_CHECKING = False
@@ -44,9 +44,10 @@ def unpack(blobs: Blobs, snapshot: str, folder: str, only: list[str] | None = No
             entries = json.load(file)["files"]
         except (ValueError, KeyError, TypeError) as error:
             raise CannotBuild(f"the snapshot {snapshot} of the working folder is damaged: {error}") from error
+    if only is not None:
+        entries = [entry for entry in entries if is_used(entry["path"], only)]
+    blobs.bring(entry["sha256"] for entry in entries if "link" not in entry and int(entry.get("size") or 0) <= SMALL)
     for entry in entries:
-        if only is not None and not is_used(entry["path"], only):
-            continue
         path = inside(folder, entry["path"])
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if "link" in entry:

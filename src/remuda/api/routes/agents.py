@@ -1,6 +1,7 @@
 """The agents' routes, exactly as `docs/concepts/agent-protocol.md` says; each takes the token of its own gang only."""
 
 from asyncio import to_thread
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path as PathOf
 from typing import Annotated
@@ -13,8 +14,9 @@ from starlette.responses import FileResponse, Response
 from remuda.api.errors import Problem
 from remuda.api.house import House, house_of
 from remuda.api.openapi import document
+from remuda.api.routes.blobs import gather
 from remuda.api.wire import MIB, read, read_bytes, reply
-from remuda.client.wire import Reply
+from remuda.client.wire import BlobsAsk, Reply
 from remuda.domain.jobs import Attempt, Order
 from remuda.domain.messages import Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
 from remuda.store.base import NotFound
@@ -185,6 +187,24 @@ async def exec_output(
     # A restart of the server forgets commands; the agent is answered well, for nobody waits for the output.
     house.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
+
+
+@router.post(
+    "/blobs/pack",
+    **document(
+        "Small parts of a working folder, as many as a pack takes.",
+        ask=BlobsAsk,
+        gives=True,
+        errors=("gang-not-found", "too-large", "too-slow"),
+    ),
+)
+async def blob_pack(request: Request, gang: GangQuery) -> Response:
+    house = await enter(request, gang)
+    ask = await read(request, BlobsAsk)
+    stores = [house.blobs]
+    with suppress(NotFound):  # no checkpoints are held here
+        stores.append(await house.plant.checkpoints.blobs(gang))
+    return Response(await to_thread(gather, stores, ask.blobs), media_type="application/octet-stream")
 
 
 @router.get("/blobs/{blob}", **document("A part of a working folder.", gives=True, errors=("blob-not-found",)))

@@ -1,6 +1,7 @@
 """Blobs: parts of frozen working folders, named by the SHA-256 of their bytes."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -13,8 +14,9 @@ from remuda.api.openapi import document
 from remuda.api.routes.jobs import ProjectPath
 from remuda.api.wire import MIB, done, read, reply, stream_bytes
 from remuda.client import wire
+from remuda.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, Torn, make_entry, read_pack
 from remuda.store.base import Mismatch
-from remuda.store.blobs import BlobWriter
+from remuda.store.blobs import BlobStore, BlobWriter
 
 _NAMES_LIMIT = 4 * MIB
 _AT_ONCE = 4 * MIB  # handed to a thread together
@@ -29,6 +31,30 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     house = house_of(request)
     ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
     return reply(wire.BlobsMissing(missing=await asyncio.to_thread(house.blobs.missing, ask.blobs)))
+
+
+@router.put(  # before the route that takes any name
+    "/pack",
+    **document(
+        "Upload many blobs of at most 256 KiB: each its SHA-256, its size, a line's end and its bytes; 8 MiB in all.",
+        sends=True,
+        answer=wire.BlobsStored,
+        errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
+    ),
+)
+async def put_pack(request: Request, project: ProjectPath) -> Response:
+    house = house_of(request)
+    body = b"".join([part async for part in stream_bytes(request, PACK_BYTES)])
+    try:
+        blobs = read_pack(body)
+        if len(blobs) > PACK_BLOBS:
+            raise Problem("too-large", f"the pack holds {len(blobs)} blobs, at most {PACK_BLOBS} are taken together")
+        await asyncio.to_thread(house.blobs.put_all, blobs)
+    except Torn as error:
+        raise Problem("invalid-request", f"{error}; nothing was stored") from error
+    except Mismatch as error:
+        raise Problem("blob-mismatch", str(error)) from error
+    return reply(wire.BlobsStored(stored=len(blobs)))
 
 
 @router.put(
@@ -62,3 +88,22 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
     except Mismatch as error:
         raise Problem("blob-mismatch", str(error)) from error
     return total
+
+
+def gather(stores: Sequence[BlobStore], names: Sequence[str]) -> bytes:
+    """A pack of those small blobs that are in one of the stores, as many as it takes. Blocks. Raises Problem."""
+    entries: list[bytes] = []
+    size = 0
+    for name in names[:PACK_BLOBS]:
+        try:
+            data = next((data for store in stores if (data := store.read(name, SMALL)) is not None), None)
+        except Mismatch as error:
+            raise Problem("invalid-request", str(error)) from error
+        if data is None:
+            continue
+        entries.append(make_entry(name, data))
+        size += len(entries[-1])
+        if size > PACK_BYTES:
+            entries.pop()
+            break
+    return b"".join(entries)

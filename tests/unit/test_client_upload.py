@@ -1,0 +1,113 @@
+"""Uploads: small blobs go in packs, larger ones alone, and everything alone to a server that knows no packs."""
+
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from remuda.client import ApiError, Client
+from remuda.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, Torn, make_pack, read_pack
+from remuda.client.upload import Source, upload
+
+
+class Server:
+    """What a client's connection reaches: takes packs, or is from before them."""
+
+    def __init__(self, *, refusal: ApiError | None = None) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.packs: list[bytes] = []
+        self.refusal = refusal
+
+    def missing_blobs(self, project: str, names: list[str]) -> list[str]:
+        return [name for name in names if name not in self.stored]
+
+    def sibling(self) -> "Server":
+        return self
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        pass
+
+    def send(self, method: str, target: str, body: bytes | Iterable[bytes], **more: object) -> None:
+        data = body if isinstance(body, bytes) else b"".join(body)
+        name = target.rpartition("/")[2]
+        if name != "pack":
+            self._store({name: data})
+        elif self.refusal is not None:
+            raise self.refusal
+        else:
+            self.packs.append(data)
+            self._store(read_pack(data))
+
+    def _store(self, blobs: Mapping[str, bytes]) -> None:
+        for name, data in blobs.items():
+            if sha256(data).hexdigest() != name:
+                raise ApiError("blob-mismatch", name, status=422)
+            self.stored[name] = data
+
+
+def send(server: Server, *blobs: bytes, steps: list[tuple[int, int]] | None = None) -> int:
+    named: dict[str, Source] = {sha256(data).hexdigest(): data for data in blobs}
+    progress = None if steps is None else lambda sent, total: steps.append((sent, total))
+    return upload(cast(Client, server), "default", named, progress)
+
+
+def test_small_blobs_go_in_packs_and_larger_ones_alone() -> None:
+    server, steps = Server(), list[tuple[int, int]]()
+    small = [b"%d" % number for number in range(PACK_BLOBS + 5)]
+    large = [bytes(SMALL + 1)]
+    total = sum(map(len, small + large))
+    assert send(server, *small, *large, steps=steps) == total
+    assert set(server.stored.values()) == {*small, *large}
+    assert sorted(len(read_pack(pack)) for pack in server.packs) == [5, PACK_BLOBS]
+    assert (steps[0], steps[-1], len(steps)) == ((0, total), (total, total), 4)
+    assert send(server, *small, *large) == 0
+
+
+def test_no_pack_is_larger_than_the_server_takes() -> None:
+    server = Server()
+    blobs = [bytes([number]) * SMALL for number in range(100)]
+    send(server, *blobs)
+    assert set(server.stored.values()) == set(blobs)
+    assert max(map(len, server.packs)) <= PACK_BYTES
+
+
+@pytest.mark.parametrize(("code", "status"), [("not-found", 404), ("wrong-method", 405), ("invalid-request", 422)])
+def test_an_older_server_gets_every_blob_alone(code: str, status: int) -> None:
+    server, steps = Server(refusal=ApiError(code, "no", status=status)), list[tuple[int, int]]()
+    assert send(server, b"a", b"bc", steps=steps) == 3
+    assert set(server.stored.values()) == {b"a", b"bc"}
+    assert steps[-1] == (3, 3)
+
+
+def test_another_refusal_is_told() -> None:
+    with pytest.raises(ApiError, match="full"):
+        send(Server(refusal=ApiError("disk-full", "full", status=507)), b"a", b"bc")
+
+
+def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
+    named: dict[str, Source] = {}
+    for data in (b"one", b"two"):
+        path = tmp_path / data.decode()
+        path.write_bytes(data)
+        named[sha256(data).hexdigest()] = path
+    (tmp_path / "two").write_bytes(b"TWO")
+    with pytest.raises(ApiError) as told:
+        upload(cast(Client, Server()), "default", named, None)
+    assert told.value.code == "blob-mismatch"
+
+
+def test_a_pack_is_read_as_it_was_made() -> None:
+    blobs = {sha256(data).hexdigest(): data for data in (b"", b"\n", b"0" * 200)}
+    pack = make_pack(blobs.items())
+    assert read_pack(pack) == blobs
+    whole = {len(make_pack(list(blobs.items())[:count])) for count in range(3)}
+    for end in set(range(len(pack))) - whole:
+        with pytest.raises(Torn, match="byte"):
+            read_pack(pack[:end])
+    with pytest.raises(Torn, match="is sent alone"):
+        read_pack(b"0" * 64 + b"%d\n" % (SMALL + 1) + bytes(SMALL + 1))
