@@ -119,7 +119,10 @@ def _ensure_new(home: str, *, start: bool) -> ServerFile:
 
 
 def _stop(home: str, server: ServerFile) -> None:
-    """Ask it to stop, by its API or else by a signal to that very process, and wait until its lock is free."""
+    """Ask it to stop, by its API or else by a signal to that very process, and wait until it is gone.
+
+    Its lock may be another's at once: whoever follows a job starts the next server as soon as this one is silent.
+    """
     try:
         with Client(server.address, read_token(home), timeout_s=5.0) as client:
             client.send("POST", "/v1/server/stop")
@@ -129,7 +132,7 @@ def _stop(home: str, server: ServerFile) -> None:
 
             os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_WAIT_S
-    while server_holds_lock(home):
+    while server_holds_lock(home) and read_server(home) in (None, server):
         if time.monotonic() > deadline:
             raise StartFailed(
                 "server-does-not-stop",

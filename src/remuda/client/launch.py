@@ -59,7 +59,7 @@ def _start_once(home: str, deadline: float) -> Word:
     log_path = os.path.join(home, "server.log")
     reader, writer = os.pipe()
     environment = {**os.environ, "REMUDA_HOME": home}
-    if "REMUDA_CONFIG" in environment:
+    if environment.get("REMUDA_CONFIG"):
         environment["REMUDA_CONFIG"] = os.path.abspath(os.path.expanduser(environment["REMUDA_CONFIG"]))
     try:
         with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:

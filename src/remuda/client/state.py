@@ -89,9 +89,11 @@ def process_mark(pid: int) -> str:
     """Names a process for as long as the machine runs: its start time in ticks and the boot's id; "" when gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            ticks = file.read().rpartition(")")[2].split()[19]
+            fields = file.read().rpartition(")")[2].split()
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{ticks}@{file.read().strip()}"
+            boot = file.read().strip()
+        # A process that has ended and that its parent has not asked about yet is gone all the same.
+        return "" if fields[0] == "Z" else f"{fields[19]}@{boot}"
     except (OSError, IndexError):
         return ""
 

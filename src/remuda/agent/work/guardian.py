@@ -23,6 +23,11 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LINUX = os.uname().sysname == "Linux"
+# What work finds as every program expects it, whatever those who started the agent had ignored or handled.
+_DEFAULTED = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP),
+    *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+)
 
 
 class Command:
@@ -250,7 +255,7 @@ def _become(command: Command, output: int, guardian: int) -> None:
             with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in _DEFAULTED:
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         for fd, target in ((null, 0), (output, 1), (output, 2)):
