@@ -59,7 +59,7 @@ class ProviderContract:
 
     @pytest.fixture
     def place(self) -> Place:
-        raise NotImplementedError("a contract test overrides the fixture `place`")
+        pytest.fail("a provider's contract test overrides the fixture `place`, which says how its place is made")
 
     def run_story(self, story: Coroutine[Any, Any, None]) -> None:
         """Run one test's coroutine; a place on virtual time brings its own loop."""
