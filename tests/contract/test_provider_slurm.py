@@ -18,6 +18,7 @@ from remuda.domain.tasks import Task
 from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, ProviderContext, Refused, TryAgain
 from remuda.providers.batch.rows import Unsure
 from remuda.providers.contract import Place, ProviderContract, Stage
+from remuda.providers.objections import list_objections
 from remuda.providers.slurm import MANIFEST
 from remuda.providers.slurm.provider import SlurmProvider
 
@@ -235,7 +236,7 @@ class TestSlurm(ProviderContract):
     def test_an_image_is_refused_with_its_reason(self, play) -> None:  # type: ignore[no-untyped-def]
         async def story(stage: Stage) -> None:
             assert isinstance(stage.ours, SlurmProvider)
-            (reason,) = stage.ours.check(Task(name="boxed", run="true", image="box:1"))
+            (reason,) = list_objections(Task(name="boxed", run="true", image="box:1"), stage.ours)
             assert reason.startswith("image: ")
 
         play(story)

@@ -15,6 +15,7 @@ from remuda.domain.units import Money
 from remuda.planner.explain import Rejection
 from remuda.planner.placements import Situation
 from remuda.planner.shares import fits_empty, smallest_shares
+from remuda.providers.objections import list_objections
 
 if TYPE_CHECKING:
     from remuda.providers.base import Provider
@@ -104,7 +105,7 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
     wanted = smallest_shares(task, matches.offers)
     spare = matches.matched - len(wanted)
     live.matches.append(replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare))
-    if reasons := _refusals(provider, task):
+    if reasons := list_objections(task, provider):
         at, _, reason = reasons[0].partition(": ")
         why = [Rejection(reason=f"{name}: {reason}", count=len(wanted), field=at)]
         live.refused += why if wanted else []
@@ -136,16 +137,6 @@ async def _ask(provider: "Provider") -> _Answer | str:
     finally:
         if isinstance(provider, Closes):
             await provider.close()
-
-
-def _refusals(provider: "Provider", task: Task) -> list[str]:
-    """What the provider cannot honour of the task, each as "field: reason"."""
-    from remuda.providers.base import ChecksTasks
-    from remuda.spec.honoured import refusals
-
-    lacks = {str(feature): reason for feature, reason in provider.manifest.lacks.items()}
-    own = provider.check(task) if isinstance(provider, ChecksTasks) else ()
-    return [*refusals(task, lacks), *own]
 
 
 def _ask_catalog(task: Task, live: _Live) -> tuple[Matches, Mapping[str, Money], str]:

@@ -12,8 +12,6 @@ from remuda.control.clock import Clock
 from remuda.domain.tasks import Task
 from remuda.planner.prospects import Market
 from remuda.providers.base import (
-    ChecksTasks,
-    Feature,
     GangSeen,
     GangSpec,
     NotFound,
@@ -23,6 +21,7 @@ from remuda.providers.base import (
     SharesHosts,
     TryAgain,
 )
+from remuda.providers.objections import list_objections
 
 T = TypeVar("T")
 CALL_TIMEOUT = timedelta(seconds=120)  # a launch of many nodes may take a cloud this long to accept
@@ -90,14 +89,7 @@ class Places:
 
     def objections(self, task: Task, provider: str) -> Sequence[str]:
         """Why this place cannot run the task, whatever it has free."""
-        place = self._provider(provider)
-        reasons = list(place.check(task)) if isinstance(place, ChecksTasks) else []
-        for feature, wanted in _features(task).items():
-            if wanted and feature in place.manifest.lacks and not isinstance(place, ChecksTasks):
-                reasons.append(f"{feature}: {place.manifest.lacks[feature]}")
-        if task.nodes > 1 and Feature.GANG in place.manifest.lacks:
-            reasons.append(f"nodes: {place.manifest.lacks[Feature.GANG]}")
-        return list(dict.fromkeys(reasons))
+        return list_objections(task, self._provider(provider))
 
     async def _ask_all(self) -> Market:
         """All places at once: a slow one holds up the others no longer than its time limit."""
@@ -127,12 +119,3 @@ class Places:
                 return await call
         except TimeoutError:
             raise TryAgain(f"{name} did not answer within {limit.total_seconds():.0f} s") from None
-
-
-def _features(task: Task) -> dict[Feature, bool]:
-    need = task.resources
-    return {
-        Feature.IMAGE: task.image is not None,
-        Feature.DISK: need.disk_type is not None,
-        Feature.NETWORK: need.network is not None,
-    }

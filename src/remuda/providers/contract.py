@@ -16,10 +16,9 @@ import pytest
 
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold
-from remuda.domain.tasks import Resources, SpotPolicy, Task
+from remuda.domain.tasks import NetworkNeed, Resources, SpotPolicy, Task
 from remuda.providers.base import (
     Carrier,
-    ChecksTasks,
     Closes,
     Feature,
     GangSeen,
@@ -34,6 +33,7 @@ from remuda.providers.base import (
     SignalsChanges,
     TryAgain,
 )
+from remuda.providers.objections import list_objections
 
 OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
 
@@ -335,12 +335,17 @@ class ProviderContract:
 
     def test_lacks_are_refused_with_a_reason(self, play: "Play") -> None:
         async def story(stage: Stage) -> None:
-            if not isinstance(stage.ours, ChecksTasks):
-                pytest.skip("this provider checks no tasks")
-            assert list(stage.ours.check(Task(name="plain", run="true"))) == []
-            if Feature.SPOT in stage.ours.manifest.lacks:
-                spot = Task(name="spot", run="true", resources=Resources(spot=SpotPolicy.ONLY))
-                assert any("spot" in reason for reason in stage.ours.check(spot))
+            lacks = stage.ours.manifest.lacks
+            asked = {
+                Feature.SPOT: Task(name="t", run="true", resources=Resources(spot=SpotPolicy.ONLY)),
+                Feature.IMAGE: Task(name="t", run="true", image="box:1"),
+                Feature.DISK: Task(name="t", run="true", resources=Resources(disk_type="gp3")),
+                Feature.NETWORK: Task(name="t", run="true", resources=Resources(network=NetworkNeed(min_mbps=1))),
+                Feature.GANG: Task(name="t", run="true", nodes=2),
+            }
+            assert list_objections(Task(name="t", run="true"), stage.ours) == []
+            for feature in asked.keys() & lacks.keys():
+                assert any(lacks[feature] in reason for reason in list_objections(asked[feature], stage.ours)), feature
 
         play(story)
 

@@ -5,9 +5,7 @@ import shutil
 import socket
 from collections.abc import Sequence
 
-from remuda.domain.tasks import SpotPolicy, Task
-from remuda.providers.base import Feature
-from remuda.providers.local.manifest import LACKS
+from remuda.domain.tasks import Task
 
 _DOCKER_SOCKET = "/var/run/docker.sock"
 
@@ -33,18 +31,10 @@ def _daemon_answers(address: str | None) -> bool:
 
 
 def check_task(task: Task, engine: str | None) -> Sequence[str]:
-    """What of a task this machine cannot honour, each reason naming its field."""
-    need = task.resources
-    reasons = []
-    if task.image is not None and engine is None:
-        reasons.append(
-            "image: needs podman, or docker with its daemon running, and neither is here; "
-            "install or start one, or leave `image` out"
-        )
-    if need.spot is SpotPolicy.ONLY:
-        reasons.append(f"resources.spot: only: {LACKS[Feature.SPOT]}")
-    if need.disk_type is not None:
-        reasons.append(f"resources.disk.type: {LACKS[Feature.DISK]}")
-    if need.network is not None and need.network.min_mbps is not None:
-        reasons.append(f"resources.network: {LACKS[Feature.NETWORK]}")
-    return reasons
+    """What of a task this machine cannot honour beyond what its manifest lacks, each reason naming its field."""
+    if task.image is None or engine is not None:
+        return []
+    return [
+        "image: needs podman, or docker with its daemon running, and neither is here; "
+        "install or start one, or leave `image` out"
+    ]

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate, parse_rate
-from remuda.providers.base import Feature, GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
+from remuda.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from remuda.providers.batch.gangs import Gangs, Taking, mark_of
 from remuda.providers.batch.ground import Ground
 from remuda.providers.batch.seat import Seat, Where
 from remuda.providers.batch.shapes import Prices
 from remuda.providers.slurm.cluster import Cluster, count_room, list_offers, read_cluster
 from remuda.providers.slurm.commands import TOOLS, Slurm
-from remuda.providers.slurm.manifest import LACKS
 from remuda.providers.slurm.script import Wishes, make_options, make_script
 
 _CLUSTER_AGE = timedelta(minutes=10)  # of partitions, for launches; offers read them anew
@@ -71,17 +69,6 @@ class SlurmProvider:
 
     async def carry(self) -> None:
         await self._gangs.carry()
-
-    def check(self, task: Task) -> Sequence[str]:
-        need = task.resources
-        reasons = []
-        if task.image is not None:
-            reasons.append(f"image: {LACKS[Feature.IMAGE]}")
-        if need.disk_type is not None:
-            reasons.append(f"resources.disk.type: {LACKS[Feature.DISK]}")
-        if need.network is not None and need.network.min_mbps is not None:
-            reasons.append(f"resources.network: {LACKS[Feature.NETWORK]}")
-        return reasons
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         hello, cluster = await self.seat.hello(), await self._read_cluster()

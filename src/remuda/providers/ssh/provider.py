@@ -12,10 +12,9 @@ import msgspec
 
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
-from remuda.domain.tasks import SpotPolicy, Task
+from remuda.domain.tasks import Task
 from remuda.domain.units import format_memory
 from remuda.providers.base import (
-    Feature,
     GangSeen,
     GangSpec,
     Manifest,
@@ -120,17 +119,9 @@ class SshProvider:
             self._herd.patient = True
 
     def check(self, task: Task) -> Sequence[str]:
-        need, lacks = task.resources, self.manifest.lacks
-        reasons = []
         if task.image is not None and self._known and not any(each.facts.engine for each in self._known.values()):
-            reasons.append("image: needs podman or docker, and no host has either; install one or leave `image` out")
-        if need.spot is SpotPolicy.ONLY:
-            reasons.append(f"resources.spot: only: {lacks[Feature.SPOT]}")
-        if need.disk_type is not None:
-            reasons.append(f"resources.disk.type: {lacks[Feature.DISK]}")
-        if need.network is not None and need.network.min_mbps is not None:
-            reasons.append(f"resources.network: {lacks[Feature.NETWORK]}")
-        return reasons
+            return ["image: needs podman or docker, and no host has either; install one or leave `image` out"]
+        return []
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         await self._learn(_FIRST_WAIT_S, of_all=True)
