@@ -3,14 +3,19 @@
 There, property tests draw the same cases every time, so that a run can be repeated; and a test of real servers that
 fails is tried a second time, because the machine is noisy. Every second try is listed in the run's summary: one that
 needs it again and again is a defect.
+
+A run has an end: a test has five minutes (`timeout` in pyproject.toml), and once `REMUDA_TEST_BUDGET_S` seconds have
+passed since the run began, tests of real servers that have not begun are skipped, each saying so.
 """
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A shell starts what it puts into the background with these ignored, and every program that a test starts would
 # inherit that.
@@ -18,15 +23,40 @@ for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
+ROOT = Path(__file__).resolve().parent.parent
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
+# Files with one of these in their names use servers that are brought up once, and stay in one process.
+SHARED_SERVERS = ("kubernetes", "slurm", "aws", "join", "ssh", "_ray")
 
 settings.register_profile("ci", derandomize=True, print_blob=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
+def needs_real_servers(item: pytest.Item) -> bool:
+    return item.path.relative_to(ROOT).as_posix().startswith(REAL_SERVERS)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    root = Path(__file__).resolve().parent.parent
     for item in items if os.environ.get("CI") else ():
-        if item.path.relative_to(root).as_posix().startswith(REAL_SERVERS):
+        if needs_real_servers(item):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget, began = os.environ.get("REMUDA_TEST_BUDGET_S"), os.environ.get("REMUDA_TEST_BEGAN")
+    if budget and began and needs_real_servers(item) and time.time() - float(began) > float(budget):
+        pytest.skip(f"not run: the {float(budget):.0f} s of this run are used up; alone: make test ARGS={item.nodeid}")
+
+
+class ByServers(LoadScopeScheduling):
+    """Hands out whole files, and all files that share servers to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        name = file.rsplit("/", 1)[-1]
+        return next((shared for shared in SHARED_SERVERS if shared in name), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByServers:
+    return ByServers(config, log)
