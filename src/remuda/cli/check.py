@@ -38,13 +38,17 @@ class Finding:
 
 @click.command("check")
 @click.argument("name", required=False)
+@click.option("--policy", is_flag=True, help="Print the least rights that NAME needs, and nothing else.")
 @output_option
-def command(name: str | None, output: str) -> None:
+def command(name: str | None, policy: bool, output: str) -> None:
     """Say per provider whether it is configured and what it lacks.
 
     Without NAME all installed providers are listed; with it, one is shown with everything that it says about itself.
     The exit code is 1 where a configured provider (or the one named) cannot be used.
     """
+    if policy:
+        click.echo(_policy(name).rstrip("\n"))
+        return
     findings = _examine(name)
     if output == "json":
         json_out([_plain(finding) for finding in findings] if name is None else _plain(findings[0]))
@@ -57,7 +61,26 @@ def command(name: str | None, output: str) -> None:
         raise SystemExit(1)
 
 
-def _examine(name: str | None) -> list[Finding]:
+def _policy(name: str | None) -> str:
+    """What `--policy` prints."""
+    from remuda.providers import registry
+    from remuda.providers.base import ProviderError, StatesPolicy
+
+    if name is None:
+        raise Failure("whose policy?", "name a provider: remuda check NAME --policy", exit_code=2)
+    known, everyone = _load(name)
+    maker = registry.Maker(installation="check", home=known.home / "providers")
+    try:
+        provider = maker.make(everyone[name], known.providers.get(name, {}))
+    except ProviderError as error:
+        raise Failure(f"{name} cannot be made as it is configured: {error}") from error
+    if not isinstance(provider, StatesPolicy):
+        raise Failure(f"{name} needs no rights that could be written down", "`remuda check` says what it acts as")
+    return provider.policy()
+
+
+def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
+    """The settings and all installed providers; NAME must be one of them."""
     from remuda import settings
     from remuda.providers import registry
 
@@ -68,6 +91,11 @@ def _examine(name: str | None) -> list[Finding]:
     everyone = registry.list_known()
     if name is not None and name not in everyone:
         raise Failure(f"there is no provider {name!r}", f"known: {', '.join(sorted(everyone))}", exit_code=2)
+    return known, everyone
+
+
+def _examine(name: str | None) -> list[Finding]:
+    known, everyone = _load(name)
     nobody = [table for table in known.providers if table not in everyone]
     if name is None and nobody:
         raise Failure(

@@ -216,6 +216,22 @@ class Introduces(Protocol):
 
 
 @runtime_checkable
+class StatesPolicy(Protocol):
+    """A provider that can say which rights it needs; `remuda check NAME --policy` prints them."""
+
+    def policy(self) -> str:
+        """The least that its account must be allowed, in the place's own language; asks nobody."""
+
+
+@runtime_checkable
+class Exports(Protocol):
+    """A provider that can write what it would submit; `remuda export NAME` prints it."""
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        """The task's work in the place's own language, without Remuda's agent; None: wherever it fits. Asks nobody."""
+
+
+@runtime_checkable
 class Carries(Protocol):
     """A provider whose nodes cannot reach the control plane: it carries their agents' requests itself.
 
