@@ -22,6 +22,9 @@ class Fields:
         self._raw = raw
         self._what = what
 
+    def names(self) -> list[str]:
+        return [str(name) for name in self._raw]
+
     def has(self, name: str) -> bool:
         return self._raw.get(name) is not None
 
@@ -117,6 +120,7 @@ class Config:
         "lease_s",
         "memory_mib",
         "node_address",
+        "notices",
         "protocol",
         "rank",
         "storage",
@@ -146,19 +150,60 @@ class Config:
         self.storage = fields.text_or_none("storage")  # where nodes keep what outlives them, if not where the work says
         taken = fields.inner("taken")
         self.taken = Taken(taken) if taken else None
+        self.notices = [Notice(each) for each in fields.inners("notices")]
 
 
 class Taken:
-    """How the place takes its nodes back: SIGTERM without the file `unless`, a file `warning` before a limit."""
+    """How the place takes its nodes back: SIGTERM without the file `unless`, a file or signal `warning` before it."""
 
-    __slots__ = ("seconds", "source", "unless", "warning", "warning_s")
+    __slots__ = ("seconds", "signal", "source", "unless", "warning", "warning_s")
 
     def __init__(self, fields: Fields) -> None:
-        self.unless = fields.text("unless")  # where it is, the gang is removed by us
+        self.unless = fields.text_or_none("unless")  # where it is, the gang is removed by us; None: orders say so
         self.seconds = fields.number("seconds")  # between SIGTERM and SIGKILL
-        self.warning = fields.text("warning")
-        self.warning_s = fields.number("warning_s")  # between its coming and the limit
+        self.warning = fields.text_or_none("warning")
+        self.signal = fields.text_or_none("signal")  # such as USR1
+        self.warning_s = fields.number("warning_s", 0)  # between warning or signal and the end
         self.source = fields.text("source")
+
+
+class Notice:
+    """An address on the node that says when it is taken back, and how to read what it says."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.source = fields.text("source")
+        self.url = fields.text("url")
+        self.headers = fields.table("headers")
+        token, hold, node, reply = (fields.inner(name) for name in ("token", "hold", "node", "reply"))
+        self.token = NoticeToken(token) if token else None
+        self.every_s = fields.number("every_s", 5)
+        self.hold_query = hold.text("query") if hold else None  # {tag}: the ETag of the last answer
+        self.first_tag = hold.text("first_tag") if hold else ""
+        self.hold_s = hold.number("longest_s") if hold else 0.0
+        self.list = fields.text_or_none("list")
+        match = fields.inner("match")
+        self.match = {name: match.texts(name) for name in match.names()} if match else {}
+        self.node_url = node.text("url") if node else None
+        self.node_field = node.text("field") if node else ""
+        self.time = fields.text_or_none("time")
+        self.within_s = fields.number("within_s", 30)
+        self.advice = fields.flag("advice")
+        self.reply_url = reply.text("url") if reply else None
+        self.reply_body = reply.text("body") if reply else ""  # {id}: which event
+        self.reply_id = reply.text("id") if reply else ""
+
+
+class NoticeToken:
+    """What has to be fetched first and sent along."""
+
+    __slots__ = ("header", "headers", "life_s", "method", "url")
+
+    def __init__(self, fields: Fields) -> None:
+        self.url = fields.text("url")
+        self.header = fields.text("header")
+        self.method = fields.text("method", "PUT")
+        self.headers = fields.table("headers")
+        self.life_s = fields.number("life_s", 21600)
 
 
 class Checkpoint:

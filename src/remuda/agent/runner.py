@@ -131,7 +131,7 @@ class Runner:
         taken = self._config.taken
         if self._over or self._work is None:
             self._loop.after(FAREWELL_S if self._over else 0, self._leave)
-        elif taken is not None and not os.path.exists(taken.unless):
+        elif taken is not None and (taken.unless is None or not os.path.exists(taken.unless)):
             self._noticed(taken.seconds, taken.source, f"{taken.source} takes the node back")
         else:
             self._end("stopped", "the gang was removed", self._config.grace_s)
@@ -139,7 +139,7 @@ class Runner:
     def _look_for_warning(self) -> None:
         """Whether the place's own time limit is near. Listing makes network file systems ask their server."""
         taken = self._config.taken
-        if taken is None or self._work is None or self._ending is not None:
+        if taken is None or taken.warning is None or self._work is None or self._ending is not None:
             return
         folder, name = os.path.split(taken.warning)
         try:

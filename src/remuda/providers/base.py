@@ -19,8 +19,9 @@ from typing import Protocol, runtime_checkable
 from remuda.domain.messages import AgentCalls
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold, Host
-from remuda.domain.tasks import Scalar, Task
+from remuda.domain.tasks import NetworkNeed, Scalar, Task
 from remuda.domain.units import HourlyRate
+from remuda.providers.notices import NoticeSource
 
 
 class ProviderError(Exception):
@@ -49,7 +50,8 @@ class Feature(StrEnum):
     SPOT = "spot"
     GANG = "gang"  # more than one node
     IMAGE = "image"
-    VOLUMES = "volumes"
+    VOLUMES = "volumes"  # volumes of its own, by name
+    MOUNTS = "mounts"  # folders of the node, and NFS, where a task wants them
     NETWORK = "network"
     DISK = "disk"  # a chosen disk size or type
     SELF_END = "self-end"  # a node ends itself when the control plane is lost
@@ -92,6 +94,8 @@ class Manifest:
     lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
     settings: Sequence[Setting] = ()
     shares_files: bool = False  # its nodes see the server's own folders; False: checkpoints are handed over
+    notices: Sequence[NoticeSource] = ()  # what its agents ask on their nodes; the provider puts it in their configs
+    notice: timedelta | None = None  # how long before its end a node is told, at the least; None: it is not
     settle: timedelta = timedelta(minutes=2)  # how long after a launch `gangs` may not show it yet; 0: never
 
 
@@ -116,7 +120,11 @@ class GangSpec:
     longest: timedelta | None = None  # the work is ended when it has run so long; None: nobody knows how long it runs
     holds: Sequence[Hold] = ()  # by rank, on shared hosts
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
+    volumes: Sequence[Volume] = ()  # a path that is a mount point when the agent comes is left as it is
     grace: timedelta = timedelta(seconds=10)
+    disk_gib: int | None = None  # at least so large a disk; None: the provider's own default
+    disk_type: str | None = None  # by the provider's name
+    network: NetworkNeed | None = None
 
 
 class GangState(StrEnum):
