@@ -308,6 +308,9 @@ class JobReconciler:
             labels={**job.task.tags, "project": job.project, "job": job.name},
             grace=job.task.grace,
         )
+            disk_gib=job.task.resources.disk_gib,
+            disk_type=job.task.resources.disk_type,
+            network=job.task.resources.network,
 
     async def _end(self, scene: Scene, attempt: Attempt, outcome: Outcome, reason: str) -> None:
         action = gangs.Advance(phase=AttemptPhase.ENDING, reason=reason, outcome=outcome)

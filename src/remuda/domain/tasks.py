@@ -39,6 +39,16 @@ class NetworkNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+    vpc: str | None = None
+    subnet: str | None = None
+    security_groups: tuple[str, ...] = ()
+    key: str | None = None  # a key pair that the provider knows
+    public_ip: bool | None = None  # whether a node gets a public address; None: as the provider's network is set up
+
+    @property
+    def named(self) -> bool:
+        """Whether it names anything that a place without networks of its own cannot give."""
+        return bool(self.vpc or self.subnet or self.security_groups or self.key) or self.public_ip is not None
 class Resources:
     """What each node must have. Empty tuples and None mean no constraint."""
 

@@ -6,7 +6,7 @@ The first table is asked while a file is read; `refusals` when a provider is con
 import re
 from collections.abc import Mapping
 
-from remuda.domain.tasks import SpotPolicy, Task
+from remuda.domain.tasks import NetworkNeed, SpotPolicy, Task
 
 # Dotted key -> why nothing honours it yet.
 NOT_YET: Mapping[str, str] = {
@@ -34,7 +34,11 @@ def refusals(task: Task, lacks: Mapping[str, str]) -> list[str]:
         ("spot", "resources.spot", need.spot is SpotPolicy.ONLY),
         ("gang", "nodes", task.nodes > 1),
         ("image", "image", task.image is not None),
-        ("network", "resources.network", need.network is not None and need.network.min_mbps is not None),
+        ("network", "resources.network", _asks_for_network(need.network)),
         ("disk", "resources.disk.type", need.disk_type is not None),
     )
     return [f"{field}: {lacks[feature]}" for feature, field, wanted in asked if wanted and feature in lacks]
+
+
+def _asks_for_network(need: NetworkNeed | None) -> bool:
+    return need is not None and (need.min_mbps is not None or need.named)

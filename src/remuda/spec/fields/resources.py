@@ -142,7 +142,7 @@ _MEMORY_KIND = Value(
     parse=_read_memory,
     schema={"type": ["string", "number"]},
 )
-_SIZE_KIND = Value(words="a size such as 100GB", parse=_read_size, schema={"type": ["string", "number"]})
+SIZE_KIND = Value(words="a size such as 100GB", parse=_read_size, schema={"type": ["string", "number"]})
 _CPU_KIND = Value(
     words="a number of CPUs such as 8, 8+ or 8..32", parse=_read_cpus, schema={"type": ["string", "number"]}
 )
@@ -228,7 +228,7 @@ MEMORY = Field(
     help="Memory of each node: at least so much, or a range. A bare number is GiB.",
     example="memory: 64GB",
 )
-DISK_SIZE = Field(name="size", kind=_SIZE_KIND, help="The size. A bare number is GiB.", example="size: 200GB")
+DISK_SIZE = Field(name="size", kind=SIZE_KIND, help="The size. A bare number is GiB.", example="size: 200GB")
 DISK_TYPE = Field(
     name="type",
     kind=text_kind("a disk type by its provider's name, such as gp3", _read_place),
@@ -243,7 +243,7 @@ DISK_TABLE = Section(
     build=lambda table: (table.get(DISK_SIZE), table.get(DISK_TYPE)),
     hints={"tier": "write `type`, with the provider's own name of it"},
 )
-_DISK_SIZE_ONLY = Value(words=_SIZE_KIND.words, parse=lambda node: (_read_size(node), None), schema=_SIZE_KIND.schema)
+_DISK_SIZE_ONLY = Value(words=SIZE_KIND.words, parse=lambda node: (_read_size(node), None), schema=SIZE_KIND.schema)
 DISK = Field(
     name="disk",
     kind=Either(kinds=(_DISK_SIZE_ONLY, DISK_TABLE)),
@@ -273,11 +273,65 @@ REGIONS = Field(
 )
 _SPEED = Value(words="a network speed such as 100Gbps", parse=_read_speed, schema={"type": "string"})
 NETWORK_MIN = Field(name="min", kind=_SPEED, help="The least speed of a node's network.", example="min: 100Gbps")
+
+
+def _read_named(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._:/@+=-]{0,254}", text):
+        raise Wrong(f"{shown(text)} cannot be such a name")
+    return text
+
+
+def _read_flag(node: ScalarNode) -> bool:
+    if not isinstance(node.value, bool):
+        raise Wrong(f"{describe(node)} is neither true nor false")
+    return node.value
+
+
+_NAMED = "a name or id as its provider knows it"
+NETWORK_VPC = Field(
+    name="vpc", kind=text_kind(_NAMED, _read_named), help="Nodes are in this VPC of yours.", example="vpc: vpc-0a1b"
+)
+NETWORK_SUBNET = Field(
+    name="subnet", kind=text_kind(_NAMED, _read_named), help="Nodes are in this subnet of yours.",
+    example="subnet: subnet-0a1b",
+)  # fmt: skip
+NETWORK_GROUPS = Field(
+    name="security_groups",
+    kind=ListOf(item=text_kind(_NAMED, _read_named), single=True),
+    help="Nodes have these security groups of yours. Left out: the provider makes one and removes it afterwards.",
+    example="security_groups: [sg-0a1b]",
+)
+NETWORK_KEY = Field(
+    name="key", kind=text_kind(_NAMED, _read_named), help="A key pair that the provider knows; nodes let it in.",
+    example="key: my-laptop",
+)  # fmt: skip
+NETWORK_PUBLIC = Field(
+    name="public_ip",
+    kind=Value(words="true or false", parse=_read_flag, schema={"type": "boolean"}),
+    help="Whether each node gets a public address.",
+    example="public_ip: false",
+    default="as the subnet is set up",
+)
+
+
+def _build_network(table: Table) -> NetworkNeed:
+    need: NetworkNeed = table.get(NETWORK_MIN, NetworkNeed())
+    return replace(
+        need,
+        vpc=table.get(NETWORK_VPC),
+        subnet=table.get(NETWORK_SUBNET),
+        security_groups=table.get(NETWORK_GROUPS, ()),
+        key=table.get(NETWORK_KEY),
+        public_ip=table.get(NETWORK_PUBLIC),
+    )
+
+
 NETWORK_TABLE = Section(
     path="resources.network",
     help="The network of each node as a table.",
-    fields=(NETWORK_MIN,),
-    build=lambda table: table.get(NETWORK_MIN, NetworkNeed()),
+    fields=(NETWORK_MIN, NETWORK_VPC, NETWORK_SUBNET, NETWORK_GROUPS, NETWORK_KEY, NETWORK_PUBLIC),
+    build=_build_network,
+    hints={"vpc_id": "write `vpc`", "subnet_id": "write `subnet`", "public_address": "write `public_ip`"},
 )
 NETWORK = Field(
     name="network",
