@@ -348,6 +348,10 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         beside = {"flops": 1}
     if path == "params.NAME" and name in ("choices", "default"):
         beside = {"type": "str", "default": "adam"} if name == "choices" else {}
+    if path == "volumes":  # one source, and what is of this source alone
+        source = {"host": "/a"} if name in ("path", "read_only") else {"nfs": "nas:/e"} if name == "options" else {}
+        source = {"name": "a", "size": 5} if name in ("size", "type") else source
+        beside = {"path": "/data", **source}
     document = {**beside, **document}
     for part in reversed([part for part in path.split(".") if part]):
         document = {part: document if part not in ("inputs", "outputs") else [document]}

@@ -306,11 +306,12 @@ class JobReconciler:
             longest=None if longest is None else max(_AT_ONCE, longest - scene.ran(self._clock.now())),
             holds=holds,
             labels={**job.task.tags, "project": job.project, "job": job.name},
+            volumes=job.task.volumes,
             grace=job.task.grace,
-        )
             disk_gib=job.task.resources.disk_gib,
             disk_type=job.task.resources.disk_type,
             network=job.task.resources.network,
+        )
 
     async def _end(self, scene: Scene, attempt: Attempt, outcome: Outcome, reason: str) -> None:
         action = gangs.Advance(phase=AttemptPhase.ENDING, reason=reason, outcome=outcome)

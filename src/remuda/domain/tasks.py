@@ -33,12 +33,12 @@ class AcceleratorNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNeed:
-    """What a node's network must be."""
+    """What a node's network must be, and on clouds which: resources of the user's own, by the provider's ids or names.
+
+    None and () where the user names nothing: the provider then makes the least that it needs.
+    """
 
     min_mbps: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
     vpc: str | None = None
     subnet: str | None = None
     security_groups: tuple[str, ...] = ()
@@ -49,6 +49,9 @@ class NetworkNeed:
     def named(self) -> bool:
         """Whether it names anything that a place without networks of its own cannot give."""
         return bool(self.vpc or self.subnet or self.security_groups or self.key) or self.public_ip is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """What each node must have. Empty tuples and None mean no constraint."""
 
@@ -82,6 +85,31 @@ class Transfer:
 
     source: str
     target: str
+
+
+class VolumeKind(StrEnum):
+    """Where a volume's files lie."""
+
+    NAMED = "named"  # a volume of the provider: a cloud's disk, a cluster's claim
+    HOST = "host"  # a folder that the node has already
+    NFS = "nfs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """Files that outlive jobs, seen by each node under `path`: a full path, or one within the working folder.
+
+    `source` is the volume's name, the folder of the node, or SERVER:/EXPORT. Size and type are of a named volume that
+    is to be made where there is none of that name; None and "" use one that exists, whatever it is like.
+    """
+
+    kind: VolumeKind
+    source: str
+    path: str  # of a named volume always a full one
+    read_only: bool = False
+    size_gib: int | None = None
+    type: str = ""  # the provider's own name of a disk type or storage class
+    options: str = ""  # of mount, for NFS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +208,7 @@ class Task:
     secrets: tuple[str, ...] = ()  # names; each becomes an environment variable of that name
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
+    volumes: tuple[Volume, ...] = ()
     checkpoint: Checkpoint | None = None
     limits: Limits = Limits()
     retry: Retry = Retry()

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 from remuda.domain.messages import AgentCalls
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold, Host
-from remuda.domain.tasks import NetworkNeed, Scalar, Task
+from remuda.domain.tasks import NetworkNeed, Scalar, Task, Volume
 from remuda.domain.units import HourlyRate
 from remuda.providers.notices import NoticeSource
 

@@ -6,7 +6,7 @@ The first table is asked while a file is read; `refusals` when a provider is con
 import re
 from collections.abc import Mapping
 
-from remuda.domain.tasks import NetworkNeed, SpotPolicy, Task
+from remuda.domain.tasks import NetworkNeed, SpotPolicy, Task, VolumeKind
 
 # Dotted key -> why nothing honours it yet.
 NOT_YET: Mapping[str, str] = {
@@ -36,6 +36,8 @@ def refusals(task: Task, lacks: Mapping[str, str]) -> list[str]:
         ("image", "image", task.image is not None),
         ("network", "resources.network", _asks_for_network(need.network)),
         ("disk", "resources.disk.type", need.disk_type is not None),
+        ("volumes", "volumes", any(each.kind is VolumeKind.NAMED for each in task.volumes)),
+        ("mounts", "volumes", any(each.kind is not VolumeKind.NAMED for each in task.volumes)),
     )
     return [f"{field}: {lacks[feature]}" for feature, field, wanted in asked if wanted and feature in lacks]
 

@@ -15,6 +15,7 @@ MANIFEST = Manifest(
     lacks={
         Feature.IMAGE: "nothing is really run",
         Feature.VOLUMES: "nothing is really stored",
+        Feature.MOUNTS: "its nodes have no file systems",
         Feature.NETWORK: "its nodes have no network",
         Feature.DISK: "its nodes have no disks",
     },

@@ -7,7 +7,7 @@ from remuda.providers.base import Feature, Manifest, Setting, SettingKind
 
 LACKS: Mapping[Feature, str] = {
     Feature.SPOT: "this machine is never taken away for a lower price, so it has no spot offers",
-    Feature.VOLUMES: "jobs use the folders of this machine as they are; there is nothing to attach",
+    Feature.VOLUMES: "this machine has no volumes to attach by name; give the `host` folder or the `nfs` export",
     Feature.NETWORK: "all ranks are on one machine, whose network Remuda does not measure",
     Feature.DISK: "jobs share the disk that holds Remuda's folder; its type cannot be chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",

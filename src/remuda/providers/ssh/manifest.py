@@ -7,7 +7,7 @@ from remuda.providers.base import Feature, Manifest, Setting, SettingKind
 
 LACKS: Mapping[Feature, str] = {
     Feature.SPOT: "hosts of your own are never taken away for a lower price, so there are no spot offers",
-    Feature.VOLUMES: "jobs use the folders of a host as they are; there is nothing to attach",
+    Feature.VOLUMES: "hosts have no volumes to attach by name; give the `host` folder or the `nfs` export",
     Feature.NETWORK: "the network between your hosts is as it is; Remuda neither measures nor makes one",
     Feature.DISK: "jobs share the disk that holds Remuda's folder on a host; its type cannot be chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the host stays on",

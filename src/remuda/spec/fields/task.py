@@ -24,6 +24,7 @@ from remuda.spec.fields.params import PARAMS
 from remuda.spec.fields.resources import RESOURCES
 from remuda.spec.fields.setup import SETUP_KIND, Setup
 from remuda.spec.fields.times import SCHEDULE, length_kind
+from remuda.spec.fields.volumes import VOLUMES, check_volumes
 from remuda.spec.fields.work import WEBHOOKS, WORK
 from remuda.spec.honoured import NOT_YET, refused_url
 from remuda.spec.problems import shown, slug
@@ -337,6 +338,13 @@ OUTPUTS = Field(
     help="What to copy back after the work has ended with exit code 0. Local paths only.",
     example="outputs: [{source: results, target: /data/results}]",
 )
+VOLUMES_FIELD = Field(
+    name="volumes",
+    kind=VOLUMES,
+    help="What each node has at hand beside its own disk: the provider's volumes by name, folders of the node, NFS. "
+    "One is SOURCE:PATH, with :ro at the end to read only, or a table.",
+    example="volumes: [imagenet:/data, /scratch:/scratch, nas:/export/home:home:ro]",
+)
 CHECKPOINT_FIELD = Field(
     name="checkpoint",
     kind=CHECKPOINT,
@@ -396,6 +404,7 @@ def _build(table: Table) -> Task:
         secrets=secrets,
         inputs=tuple(each for each in table.get(INPUTS, ()) if each),
         outputs=tuple(each for each in table.get(OUTPUTS, ()) if each),
+        volumes=check_volumes(table, VOLUMES_FIELD),
         checkpoint=table.get(CHECKPOINT_FIELD),
         limits=limits,
         retry=table.get(RETRY_FIELD, Retry()),
@@ -448,6 +457,7 @@ TASK = Section(
         SECRETS,
         INPUTS,
         OUTPUTS,
+        VOLUMES_FIELD,
         CHECKPOINT_FIELD,
         LIMITS_FIELD,
         RETRY_FIELD,

@@ -1,0 +1,76 @@
+"""`volumes` of the task file: what each form means, what each mistake is told, and which places refuse them."""
+
+import pytest
+
+from remuda.domain.tasks import Task, Volume, VolumeKind
+from remuda.spec import SpecError, parse_task
+from remuda.spec.honoured import refusals
+
+NAMED, HOST, NFS = VolumeKind.NAMED, VolumeKind.HOST, VolumeKind.NFS
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data:/mnt/data", Volume(kind=NAMED, source="data", path="/mnt/data")),
+        ("vol-0ab1:/mnt/data/:ro", Volume(kind=NAMED, source="vol-0ab1", path="/mnt/data", read_only=True)),
+        ("/scratch:/scratch:rw", Volume(kind=HOST, source="/scratch", path="/scratch")),
+        ("/scratch/a:data/in", Volume(kind=HOST, source="/scratch/a", path="data/in")),
+        ("nas:/export/home:/home/x", Volume(kind=NFS, source="nas:/export/home", path="/home/x")),
+        ("'[fd00::1]:/e:d'", Volume(kind=NFS, source="[fd00::1]:/e", path="d")),
+        (
+            "{name: d, path: /d, size: 200GB, type: gp3, read_only: true}",
+            Volume(kind=NAMED, source="d", path="/d", size_gib=200, type="gp3", read_only=True),
+        ),
+        ("{host: /a/./b, path: ./c}", Volume(kind=HOST, source="/a/b", path="c")),
+        (
+            "{nfs: nas:/e, path: /d, options: 'nfsvers=4.1,ro'}",
+            Volume(kind=NFS, source="nas:/e", path="/d", options="nfsvers=4.1,ro"),
+        ),
+    ],
+)
+def test_forms(text: str, expected: Volume) -> None:
+    assert parse_task(f"run: x\nvolumes: [{text}]").volumes == (expected,)
+    assert parse_task(f"run: x\nvolumes: {text}").volumes == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("data", "does not say what and where"),
+        ("data:mnt", "is no full path, and a provider's volume needs one"),
+        ("s3://bucket/a:/data", "write it as one of `inputs` or `outputs`"),
+        ("~/data:/data", "~ is the shell's"),
+        ("./data:/data", "belongs in `workdir`"),
+        ("/a:/etc", "is the system's"),
+        ("/a:/b/../etc", "without .."),
+        ("/a:../b", "leads out of the working folder"),
+        ("{path: /a}", "names no source"),
+        ("{name: a, host: /a, path: /b}", "names two sources"),
+        ("{name: a, path: b}", "is no full path"),
+        ("{host: /a, path: /b, size: 5GB}", "`size` has no meaning with `host`"),
+        ("{name: a, path: /b, type: gp3}", "add `size`"),
+        ("{name: a, mount_path: /b}", "write `path`"),
+        ("{host: /a, path: /b, read_only: 'yes'}", "neither true nor false"),
+        ("{nfs: nas, path: /b}", "is no NFS export"),
+        ("{nfs: nas:/e, path: /b, options: 'a b'}", "is no list of mount's options"),
+    ],
+)
+def test_mistakes(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_task(f"run: x\nvolumes:\n  - {text}")
+    assert told in str(caught.value)
+    assert all(problem.line >= 2 for problem in caught.value.problems)
+
+
+def test_two_at_one_path() -> None:
+    with pytest.raises(SpecError, match="two volumes are to be seen under /data"):
+        parse_task("run: x\nvolumes: [a:/data, /b:/data]")
+
+
+def test_places_refuse_by_feature() -> None:
+    task = Task(name="t", run="x", volumes=(Volume(kind=NAMED, source="a", path="/a"),))
+    assert refusals(task, {"volumes": "none here", "mounts": "no"}) == ["volumes: none here"]
+    task = Task(name="t", run="x", volumes=(Volume(kind=HOST, source="/a", path="/a"),))
+    assert refusals(task, {"volumes": "none here", "mounts": "no"}) == ["volumes: no"]
+    assert refusals(task, {"volumes": "none here"}) == []
