@@ -20,6 +20,7 @@ from typing import Protocol
 from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import Attempt, Job, JobPhase, Node
+from remuda.domain.markets import Observation, Tally
 from remuda.domain.places import Hold, Host
 from remuda.domain.units import Money
 
@@ -63,8 +64,8 @@ class Changes:
     Each stored row gets version + 1. A guard that fails raises Stale and nothing is written; so does an insert of
     what exists, and an update that moves a row to another project or renames a job. A row whose parent (job,
     attempt, host) does not exist raises NotFound. They are applied in the order of `release`, jobs, attempts,
-    nodes, events, charges, holds. Holds are checked against their host's row and the other holds in the same
-    transaction. `release` names gangs whose holds end.
+    nodes, events, charges, observations, holds. Holds are checked against their host's row and the other holds in
+    the same transaction. `release` names gangs whose holds end.
     """
 
     jobs: Sequence[Job] = ()
@@ -74,6 +75,7 @@ class Changes:
     charges: Sequence[Charge] = ()
     holds: Sequence[Hold] = ()
     release: Sequence[str] = ()
+    observations: Sequence[Observation] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,13 @@ class Store(Protocol):
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         """Those that are kept, newest first."""
 
+    async def observations(self, markets: Collection[str], since: datetime, limit: int = 2000) -> Sequence[Observation]:
+        """What was seen of these markets from then on, oldest first; of more than `limit` the newest."""
+
+    async def tallies(self, since: datetime) -> Sequence[Tally]:
+        """Everything seen from then on but prices, summed up by market and kind, in that order."""
+
+    async def forget_observations(self, before: datetime) -> None: ...
     async def put_host(self, host: Host) -> None:
         """Insert or replace; what is held on it stays held, even where the host has become smaller."""
 

@@ -11,10 +11,11 @@ from itertools import islice
 from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node
+from remuda.domain.markets import Observation, Sight, Tally
 from remuda.domain.places import Hold, Host
 from remuda.domain.units import Money
 from remuda.store.base import Changes, Conflict, JobSummary, NotFound, Page, Secret, Stale
-from remuda.store.documents import check_readable, storable_attempt, storable_event, storable_job, storable_node
+from remuda.store.documents import check_readable, plain, storable_attempt, storable_event, storable_job, storable_node
 from remuda.store.places import check_hold
 
 _ChargeKey = tuple[str, int, str, datetime]  # attempt, rank, kind, since
@@ -36,6 +37,7 @@ class _Staged:
     events: list[Event] = field(default_factory=list)
     charges: dict[_ChargeKey, Charge] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
 
 
 class MemoryStore:
@@ -62,6 +64,7 @@ class MemoryStore:
         self._last_event = 0
         self._charges: dict[str, dict[_ChargeKey, Charge]] = defaultdict(dict)
         self._checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)  # newest first
+        self._observations: list[Observation] = []
         self._hosts: dict[str, Host] = {}
         self._holds: list[Hold] = []
         self._secrets: dict[tuple[str, str], Secret] = {}
@@ -94,6 +97,7 @@ class MemoryStore:
             if self._attempt(staged, charge.attempt_id) is None:
                 raise NotFound(f"no attempt {charge.attempt_id}")
             staged.charges[charge.attempt_id, charge.rank, charge.kind, charge.since] = charge
+        staged.observations += [replace(seen, text=plain(seen.text)) for seen in changes.observations]
         if changes.release or changes.holds:
             staged.holds = [hold for hold in self._holds if hold.gang not in changes.release]
             for hold in changes.holds:
@@ -187,6 +191,7 @@ class MemoryStore:
         for event in staged.events:
             self._last_event += 1
             self._events[event.job_id].append(storable_event(event, self._last_event))
+        self._observations += staged.observations
         for key, charge in staged.charges.items():
             old = self._charges[charge.job_id].get(key)
             self._spent[charge.job_id] += charge.amount.micros - (old.amount.micros if old else 0)
@@ -325,6 +330,33 @@ class MemoryStore:
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         return list(self._checkpoints.get(job_id, ()))
+
+    # Markets
+
+    async def observations(self, markets: Collection[str], since: datetime, limit: int = 2000) -> Sequence[Observation]:
+        found = [seen for seen in self._observations if seen.market in markets and seen.at >= since]
+        return sorted(found, key=lambda seen: seen.at)[-limit:]
+
+    async def tallies(self, since: datetime) -> Sequence[Tally]:
+        groups: dict[tuple[str, Sight], list[Observation]] = defaultdict(list)
+        for seen in self._observations:
+            if seen.at >= since and seen.sight is not Sight.PRICE:
+                groups[seen.market, seen.sight].append(seen)
+        return [
+            Tally(
+                market=market,
+                sight=sight,
+                count=len(group),
+                seconds=sum(seen.seconds for seen in group),
+                node_seconds=sum(seen.seconds * seen.nodes for seen in group),
+                first_at=min(seen.at for seen in group),
+                last_at=max(seen.at for seen in group),
+            )
+            for (market, sight), group in sorted(groups.items())
+        ]
+
+    async def forget_observations(self, before: datetime) -> None:
+        self._observations = [seen for seen in self._observations if seen.at >= before]
 
     # Hosts, holds and secrets
 

@@ -6,6 +6,7 @@ from threading import Lock
 from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, ChargeKind, Event
 from remuda.domain.jobs import Job, JobPhase, Origin
+from remuda.domain.markets import Observation, Sight, Tally
 from remuda.domain.places import Hold, Host
 from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate, Money
@@ -16,6 +17,7 @@ from remuda.store.documents import (
     decode_rest,
     decode_task,
     encode,
+    plain,
     rest_of,
     to_micros,
     to_time,
@@ -223,6 +225,49 @@ def make_checkpoint(row: Row) -> SavedCheckpoint:
         bytes=row[6],
         made_at=to_time(row[7]),
         saved_at=to_time(row[8]),
+    )
+
+
+OBSERVATION_COLUMNS = "market, sight, at, seconds, nodes, rate, text"
+SELECT_TALLIES = (
+    "SELECT market, sight, COUNT(*), SUM(seconds), SUM(seconds * nodes), MIN(at), MAX(at) FROM observations"
+    " WHERE at >= ? AND sight <> 'price' GROUP BY market, sight ORDER BY market, sight"
+)
+
+
+def observation_values(seen: Observation) -> tuple[object, ...]:
+    return (
+        seen.market,
+        str(seen.sight),
+        to_micros(seen.at),
+        seen.seconds,
+        seen.nodes,
+        None if seen.rate is None else seen.rate.micros_per_hour,
+        plain(seen.text),
+    )
+
+
+def make_observation(row: Row) -> Observation:
+    return Observation(
+        market=row[0],
+        sight=Sight(row[1]),
+        at=to_time(row[2]),
+        seconds=row[3],
+        nodes=row[4],
+        rate=None if row[5] is None else HourlyRate(row[5]),
+        text=row[6],
+    )
+
+
+def make_tally(row: Row) -> Tally:
+    return Tally(
+        market=row[0],
+        sight=Sight(row[1]),
+        count=row[2],
+        seconds=row[3],
+        node_seconds=row[4],
+        first_at=to_time(row[5]),
+        last_at=to_time(row[6]),
     )
 
 

@@ -142,6 +142,22 @@ sa.Table(
     _column("saved_at", sa.BigInteger),
 )
 
+# What was seen of each offer's market; old rows are forgotten.
+observations = sa.Table(
+    "observations",
+    metadata,
+    sa.Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    sa.Column("market", _ID, nullable=False),
+    _column("sight", sa.Text),
+    _column("at", sa.BigInteger),
+    _column("seconds", sa.Double),
+    _column("nodes", sa.BigInteger),
+    sa.Column("rate", sa.BigInteger),
+    _column("text", sa.Text),
+)
+sa.Index("observations_market", observations.c.market, observations.c.at)
+sa.Index("observations_at", observations.c.at)
+
 sa.Table(
     "hosts",
     metadata,

@@ -12,6 +12,7 @@ from typing import TypeVar
 from remuda.domain.checkpoints import SavedCheckpoint
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import JOB_ENDS, Attempt, Job, JobPhase, Node
+from remuda.domain.markets import Observation, Tally
 from remuda.domain.places import Hold, Host
 from remuda.domain.units import Money
 from remuda.store.base import Changes, NotFound, Page, Secret, Unusable
@@ -23,7 +24,9 @@ from remuda.store.rows import (
     EVENT_COLUMNS,
     HOLD_COLUMNS,
     HOST_COLUMNS,
+    OBSERVATION_COLUMNS,
     SELECT_JOB,
+    SELECT_TALLIES,
     SUMMARY_COLUMNS,
     Documents,
     make_charge,
@@ -32,7 +35,9 @@ from remuda.store.rows import (
     make_hold,
     make_host,
     make_job,
+    make_observation,
     make_summary,
+    make_tally,
     to_micros_or_none,
 )
 from remuda.store.workers import Workers
@@ -227,6 +232,26 @@ class SqlStore:
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         sql = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC"
         return [make_checkpoint(row) for row in await self._rows(sql, job_id)]
+
+    # Markets
+
+    async def observations(self, markets: Collection[str], since: datetime, limit: int = 2000) -> Sequence[Observation]:
+        if not markets:
+            return []
+        marks = ", ".join("?" for _ in markets)
+        sql = (
+            f"SELECT {OBSERVATION_COLUMNS} FROM observations WHERE market IN ({marks}) AND at >= ?"
+            " ORDER BY at DESC, id DESC LIMIT ?"
+        )
+        rows = await self._rows(sql, *sorted(markets), to_micros(since), limit)
+        return [make_observation(row) for row in reversed(rows)]
+
+    async def tallies(self, since: datetime) -> Sequence[Tally]:
+        return [make_tally(row) for row in await self._rows(SELECT_TALLIES, to_micros(since))]
+
+    async def forget_observations(self, before: datetime) -> None:
+        sql = "DELETE FROM observations WHERE at < ?"
+        await self._write(lambda session: session.run(sql, (to_micros(before),)).rowcount)
 
     # Hosts, holds and secrets
 

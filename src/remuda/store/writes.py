@@ -25,6 +25,7 @@ from remuda.store.rows import (
     HOLD_COLUMNS,
     HOST_COLUMNS,
     JOB_COLUMNS,
+    OBSERVATION_COLUMNS,
     Documents,
     charge_values,
     checkpoint_values,
@@ -32,6 +33,7 @@ from remuda.store.rows import (
     make_checkpoint,
     make_hold,
     make_host,
+    observation_values,
 )
 
 
@@ -73,6 +75,7 @@ _PUT_CHARGE = (
 )
 _NEWEST_CHECKPOINT = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC LIMIT 1"
 _INSERT_CHECKPOINT = f"INSERT INTO checkpoints ({CHECKPOINT_COLUMNS}) VALUES ({_marks(CHECKPOINT_COLUMNS)})"
+_INSERT_OBSERVATION = f"INSERT INTO observations ({OBSERVATION_COLUMNS}) VALUES ({_marks(OBSERVATION_COLUMNS)})"
 _INSERT_HOLD = f"INSERT INTO holds ({HOLD_COLUMNS}) VALUES ({_marks(HOLD_COLUMNS)}) ON CONFLICT DO NOTHING"
 _HOLD_DEVICE = "INSERT INTO held_devices (host, device, gang, rank) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 
@@ -101,6 +104,8 @@ def write_changes(session: Session, changes: Changes, documents: Documents) -> S
         _write_charges(session, changes.charges)
     if changes.events:
         _write_events(session, changes.events)
+    for seen in changes.observations:
+        session.run(_INSERT_OBSERVATION, observation_values(seen))
     if changes.holds:
         _write_holds(session, changes.holds)
     return written

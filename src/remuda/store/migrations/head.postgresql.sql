@@ -115,6 +115,19 @@ CREATE TABLE checkpoints (
     PRIMARY KEY (job_id, number),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
 );
+CREATE TABLE observations (
+    id BIGSERIAL NOT NULL,
+    market TEXT COLLATE "C" NOT NULL,
+    sight TEXT NOT NULL,
+    at BIGINT NOT NULL,
+    seconds DOUBLE PRECISION NOT NULL,
+    nodes BIGINT NOT NULL,
+    rate BIGINT,
+    text TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE INDEX observations_at ON observations (at);
+CREATE INDEX observations_market ON observations (market, at);
 CREATE TABLE hosts (
     name TEXT NOT NULL,
     cpus DOUBLE PRECISION NOT NULL,
