@@ -110,6 +110,7 @@ class Config:
 
     __slots__ = (
         "address",
+        "boxed",
         "cache",
         "cpus",
         "device_indices",
@@ -141,6 +142,7 @@ class Config:
         self.cache = fields.text("cache", self.home + "/cache")
         self.lease_s = fields.number("lease_s", 21600)
         self.grace_s = fields.number("grace_s", 10)
+        self.boxed = fields.flag("boxed")  # the node itself was made from the work's image
         self.devices = fields.texts("devices") if fields.has("devices") else None  # None: all of the node's
         self.device_indices = fields.wholes("device_indices")
         self.vendor = (fields.text_or_none("vendor") or "").lower()

@@ -167,6 +167,8 @@ class Runner:
             self._conclude("node", None, f"this agent cannot begin its work: {error}")
             return
         self._scrubber = Scrubber(list(work.secrets.values()))
+        if self._config.boxed:
+            work.image = None
         if self._config.storage is not None and work.checkpoint is not None:
             work.checkpoint.storage = f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
         self._env = make_environment(self._config, work, self._places)

@@ -311,6 +311,7 @@ class JobReconciler:
             disk_gib=job.task.resources.disk_gib,
             disk_type=job.task.resources.disk_type,
             network=job.task.resources.network,
+            image=job.task.image,
         )
 
     async def _end(self, scene: Scene, attempt: Attempt, outcome: Outcome, reason: str) -> None:

@@ -125,6 +125,7 @@ class GangSpec:
     disk_gib: int | None = None  # at least so large a disk; None: the provider's own default
     disk_type: str | None = None  # by the provider's name
     network: NetworkNeed | None = None
+    image: str | None = None  # for a place that starts its nodes from images; elsewhere the agent runs it
 
 
 class GangState(StrEnum):
