@@ -33,6 +33,7 @@ class Stub:
         self.path = str(path)
         self.work = {"job": "digits", "job_id": "01j", "project": "default", "attempt": 1, "run": "true", **work}
         self.lease_s = 3600.0
+        self.every_s: float | None = None  # how often the work shall save
         self.nonces: dict[int, str] = {}
         self.claims_before_go = 0
         self.refuse: int | None = None  # status of every answer
@@ -160,7 +161,8 @@ class Stub:
             self.lock.wait_for(lambda: news() or self._server is None, float(query["wait_s"]))
             order = self.order if self.order and int(str(self.order["seq"])) > int(query["after"]) else None
             waiting = [each for each in self.execs if each["id"] not in self.exec_output]
-            return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s}
+            pace = {} if self.every_s is None else {"every_s": self.every_s}
+            return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s, **pace}
 
     def pack(self, ask: dict[str, object]) -> tuple[int, object]:
         if not self.packs:

@@ -122,6 +122,7 @@ class Config:
         "memory_mib",
         "node_address",
         "notices",
+        "pin",
         "protocol",
         "rank",
         "storage",
@@ -137,8 +138,9 @@ class Config:
         self.gang = fields.text("gang")
         self.rank = fields.whole("rank")
         self.address = fields.text("address")
-        self.token = fields.text("token")
         self.home = fields.text("home")
+        self.pin = (fields.text_or_none("pin") or "").lower()  # SHA-256 of the control plane's certificate, if its own
+        self.token = read_token(self.home) or fields.text("token")
         self.cache = fields.text("cache", self.home + "/cache")
         self.lease_s = fields.number("lease_s", 21600)
         self.grace_s = fields.number("grace_s", 10)
@@ -250,6 +252,15 @@ class Work:
         self.grace_s = fields.number("grace_s", 10)
         self.idle_s = fields.number_or_none("idle_s")
         self.log_limit_mib = fields.number("log_limit_mib", 1024)
+
+
+def read_token(home: str) -> str:
+    """The token that came with the claim; "" before, and where the configuration's own is good for all."""
+    try:
+        with open(home + "/token", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def read_config(path: str) -> Config:

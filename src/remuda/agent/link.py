@@ -14,6 +14,7 @@ import time
 from .config import PROTOCOL, BadConfig, Fields
 from .log import CHUNK
 from .wire import Address, make_connection
+from .work.environment import write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         def asked(self, exec_id: str, command: list[str]) -> None: ...
         def dismissed(self, reason: str) -> None: ...
         def delivered(self) -> None: ...
+        def paced(self, every_s: float) -> None: ...
 
 
 TIMEOUT_S = 30.0
@@ -107,7 +109,7 @@ class Link:
 
     def __init__(self, loop: Loop, config: Config, nonce: str, outbox: Outbox, log: Log, listener: Listener) -> None:
         self.loop = loop
-        self.address = Address(config.address)
+        self.address = Address(config.address, config.pin)
         self.headers = make_headers(config)
         self._config = config
         self._nonce = nonce
@@ -157,8 +159,19 @@ class Link:
             self.loop.after(fields.number("after_s", 0.2), self._claim)
         elif go is not None:
             self._go = None
+            self._take_token(fields.text_or_none("token"))
             self.refusals = LOST
             go(work)
+
+    def _take_token(self, token: str | None) -> None:
+        """A token for one claim is spent: from now on another one is shown, also by whoever comes after us."""
+        if token is None:
+            return
+        write_whole(self._config.home + "/token", token)
+        self._config.token = token
+        self.headers = make_headers(self._config)
+        for channel in (self._messages, self._bytes, self._orders):
+            channel.connection.headers = self.headers
 
     def listen_soon(self) -> None:
         """Begin to ask for orders."""
@@ -212,9 +225,12 @@ class Link:
         return ExecStream(self, f"/agent/v1/execs/{exec_id}{self._query}")
 
     def heard(self, fields: Fields) -> None:
-        """Any good answer renews the lease."""
+        """Any good answer renews the lease, and may say how often to save."""
         self._lease_s = fields.number_or_none("lease_s") or self._lease_s
         self.lease_until = time.monotonic() + self._lease_s
+        every_s = fields.number_or_none("every_s")
+        if every_s is not None:
+            self._listener.paced(every_s)
 
     def dismiss(self, reason: str) -> None:
         self.close()

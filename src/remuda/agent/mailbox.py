@@ -75,7 +75,7 @@ class MailConnection:
 
     def __init__(self, loop: Loop, address: Address, headers: str) -> None:
         self._loop = loop
-        self._headers = headers
+        self.headers = headers
         self._mailbox = Mailbox(address.text.partition(":")[2])
         self._number = ""
         self._due = 0.0
@@ -92,7 +92,7 @@ class MailConnection:
         self, method: str, path: str, body: bytes, *, timeout_s: float, replied: Replied, failed: Failed
     ) -> None:
         """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later, from the loop."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self.headers}Content-Length: {len(body)}\r\n\r\n"
         self._replied, self._failed = replied, failed
         self._due, self._pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
         try:

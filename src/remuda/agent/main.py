@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         os.makedirs(places.home, mode=0o700, exist_ok=True)
         lock = take_lock(places.home)
         return 0 if lock is None else act(config, places, lock, deliver)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         complain(f"cannot go on: {error}")
         return 1
 
@@ -51,6 +51,8 @@ def act(config: Config, places: Places, lock: int, deliver: bool) -> int:
     runner.attach(link)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, runner.terminated)
+    if config.taken is not None and config.taken.signal is not None:
+        loop.on_signal(signal.Signals[f"SIG{config.taken.signal}"], runner.warned)
     if deliver or os.path.exists(places.started) or os.path.exists(places.exit):
         runner.recover(patient=not deliver)
     else:

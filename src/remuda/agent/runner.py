@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .link import Link
     from .log import Log
     from .loop import Loop, Timer
+    from .notices.ear import Ear
+    from .notices.poll import Polls
     from .outbox import Outbox
     from .work.environment import Places
 
@@ -50,6 +52,10 @@ class Runner:
         self._dismissed = False
         self._exit: dict[str, object] = {}
         self._steps = Steps(loop, config, places, lock, self)
+        self._ear: Ear | None = None
+        self._polls: Polls | None = None
+        self._every_s: float | None = None
+        self._cost_s: float | None = None  # that the task says its newest checkpoint took
         self._execs = Execs(loop, lock, self.delivered)
 
     def attach(self, link: Link) -> None:
@@ -123,7 +129,8 @@ class Runner:
             self._exited = True
             self._outbox.put("exited", **self._exit)
             self._link.pump()
-        if self._exited and self._outbox.empty and not self._log.pending and self._execs.idle:
+        replying = self._polls is not None and self._polls.replying
+        if self._exited and self._outbox.empty and not self._log.pending and self._execs.idle and not replying:
             self._leave()
 
     def terminated(self) -> None:
@@ -132,7 +139,7 @@ class Runner:
         if self._over or self._work is None:
             self._loop.after(FAREWELL_S if self._over else 0, self._leave)
         elif taken is not None and (taken.unless is None or not os.path.exists(taken.unless)):
-            self._noticed(taken.seconds, taken.source, f"{taken.source} takes the node back")
+            self.noticed(taken.seconds, taken.source, f"{taken.source} takes the node back")
         else:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
@@ -147,14 +154,46 @@ class Runner:
         except OSError:
             return  # looked for again soon
         if warned:
-            reason = f"the time that {taken.source} gave is nearly over"
-            self._noticed(taken.warning_s, taken.source, reason)
+            self.warned()
 
-    def _noticed(self, seconds: float, source: str, reason: str) -> None:
+    def warned(self) -> None:
+        """The place's own limit is near, as its file or its signal says."""
+        taken = self._config.taken
+        if taken is not None and self._work is not None and not self._over:
+            self.noticed(taken.warning_s, taken.source, f"the time that {taken.source} gave is nearly over")
+
+    # What the node's own addresses say.
+
+    def noticed(self, seconds: float, source: str, reason: str) -> None:
         """The node learned by itself that it will be taken: everybody is told, and the work goes at once."""
         if self._ending is None:
             self.say("notice", seconds=seconds, source=source)
         self.ordered("notice", seconds, reason)
+
+    def advised(self, source: str, reason: str) -> None:
+        """The node is at risk: a task that listens saves now; the work goes on."""
+        if self._ending is None:
+            self.say("event", name="advice", text=reason)
+            self._tell_task("advice", {"source": source, "reason": reason})
+
+    # What the task is told over its socket, and tells.
+
+    def paced(self, every_s: float) -> None:
+        """The control plane says how often a checkpoint is worth its cost now."""
+        if every_s != self._every_s:
+            self._every_s = every_s
+            self._tell_task("every_s", every_s)
+            self._write(self._places.every, json.dumps(every_s))
+
+    def told(self, fields: Fields) -> None:
+        """A line from the task. Raises BadConfig."""
+        saved = fields.inner("saved")
+        if saved is not None:
+            self._cost_s = saved.number("seconds")
+
+    def _tell_task(self, kind: str, value: object) -> None:
+        if self._ear is not None:
+            self._ear.say(kind, value)
 
     # The work, step by step. The steps call back.
 
@@ -171,7 +210,17 @@ class Runner:
             work.image = None
         if self._config.storage is not None and work.checkpoint is not None:
             work.checkpoint.storage = f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
-        self._env = make_environment(self._config, work, self._places)
+        from .notices.ear import Ear
+
+        self._ear = Ear(self._loop, self._places.home, self.told)
+        self._env = make_environment(self._config, work, self._places, self._ear.path)
+        if work.checkpoint is not None and work.checkpoint.every_s is not None and self._every_s is None:
+            self.paced(work.checkpoint.every_s)
+        if self._config.notices:
+            from .notices.poll import Polls
+
+            self._polls = Polls(self._loop, self._config.notices, self)
+            self._polls.start()
         self._log.limit(work.log_limit_mib)
         self._link.listen_soon()
         if needs_preparing(work):
@@ -184,6 +233,10 @@ class Runner:
         values = fields.get("values")
         if isinstance(values, dict):
             fields["values"] = {self._scrubber.text(str(key)): self._clean(value) for key, value in values.items()}
+        if kind == "checkpoint":
+            self._tell_task("safe", {name: value for name, value in fields.items() if name != "newest_at"})
+            if self._cost_s is not None:
+                fields["cost_s"] = self._cost_s
         self._outbox.put(kind, **fields)
         self._link.pump()
 
@@ -268,6 +321,8 @@ class Runner:
         self._execs.kill()
         self._outbox.settle()
         self._write_exit(outcome, code, self._scrubber.text(reason))
+        if self._polls is not None:
+            self._polls.reply(self.delivered)
         self._link.hurry = True
         self._link.pump()
         self.delivered()
@@ -290,10 +345,14 @@ class Runner:
 
     def _write_notice(self, seconds: float, reason: str) -> None:
         notice = {"seconds": seconds, "deadline": time_text(time.time() + seconds), "reason": reason}
+        self._write(self._places.notice, json.dumps(notice))
+        self._tell_task("notice", notice)
+
+    def _write(self, path: str, text: str) -> None:
         try:
-            write_whole(self._places.notice, json.dumps(notice))
+            write_whole(path, text)
         except OSError as error:
-            complain(f"cannot write the notice for the task, which gets its SIGTERM all the same: {error}")
+            complain(f"cannot write {path} for the task, which has its signal and its socket: {error}")
 
     def _clean(self, value: object) -> object:
         return self._scrubber.text(value) if isinstance(value, str) else value
@@ -314,6 +373,9 @@ class Runner:
             self._end(*found, self._config.grace_s)
 
     def _leave(self) -> None:
+        for each in (self._ear, self._polls):
+            if each is not None:
+                each.close()
         self._link.close()
         self._log.close()
         self._loop.stop()

@@ -10,7 +10,7 @@ import socket
 import time
 
 from ..config import PROTOCOL
-from ..wire import Address
+from ..wire import Address, check_pin, make_context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Line:
         self, method: str, route: str, body: object = None, length: int | None = None, query: str = ""
     ) -> http.client.HTTPResponse:
         """The answer, whatever its status; the gang's name is added. Raises OSError, HTTPException."""
-        address = Address(self._config.address)
+        address = Address(self._config.address, self._config.pin)
         headers = {"Authorization": f"Bearer {self._config.token}", "Remuda-Agent-Protocol": str(PROTOCOL)}
         headers["Content-Type"] = "application/json"
         if length is not None:
@@ -218,7 +218,13 @@ def connect(address: Address) -> http.client.HTTPConnection:
 
         return BlockingConnection(address.text.partition(":")[2])
     if address.tls:
-        return http.client.HTTPSConnection(address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK)
+        secure = http.client.HTTPSConnection(
+            address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK, context=make_context(address)
+        )
+        secure.connect()
+        check_pin(secure.sock, address)
+        secure.auto_open = 0  # a connection that was made anew unseen would not be checked
+        return secure
     connection = http.client.HTTPConnection(address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK)
     if address.text.startswith("unix:"):
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

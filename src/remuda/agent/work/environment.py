@@ -44,6 +44,7 @@ class Places:
         self.outbox = home + "/outbox"
         self.notice = home + "/notice.json"
         self.progress = home + "/progress.json"
+        self.every = home + "/every"
         self.run = home + "/run.sh"
         self.setup = home + "/setup.sh"
         self.started = home + "/started"
@@ -53,8 +54,11 @@ class Places:
         self.entry = home + "/entry.sh"
 
 
-def make_environment(config: Config, work: Work, places: Places) -> dict[str, str]:
-    """All variables of the work. The user's own win over the base; Remuda's promises win over the user's."""
+def make_environment(config: Config, work: Work, places: Places, socket: str = "") -> dict[str, str]:
+    """All variables of the work. The user's own win over the base; Remuda's promises win over the user's.
+
+    `socket`: where the agent listens to the task, "" for nowhere.
+    """
     env = base_environment()
     env.update(work.env)
     env.update(work.secrets)
@@ -63,6 +67,8 @@ def make_environment(config: Config, work: Work, places: Places) -> dict[str, st
     env.update(_identity(config, work, places))
     env.update(_rank(config, work))
     env.update(device_variables(config))
+    if socket:
+        env["REMUDA_NOTICE"] = socket
     return env
 
 
@@ -108,6 +114,7 @@ def _identity(config: Config, work: Work, places: Places) -> dict[str, str]:
     }
     if work.checkpoint is not None:
         env["REMUDA_CHECKPOINT_DIR"] = os.path.join(places.work, work.checkpoint.path)
+        env["REMUDA_CHECKPOINT_EVERY_FILE"] = places.every
         if work.checkpoint.every_s is not None:
             env["REMUDA_CHECKPOINT_EVERY_S"] = json.dumps(work.checkpoint.every_s)
     return env

@@ -1,0 +1,269 @@
+"""Asks the node's own addresses whether it is taken back; what they are comes with the configuration."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from ..link import complain
+from ..wire import Address, Connection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from ..config import Notice
+    from ..loop import Loop, Timer
+
+    Event = dict[str, object]
+    Answered = Callable[[int, bytes], None]
+
+    class Listener(Protocol):
+        """What the polls tell the agent."""
+
+        def noticed(self, seconds: float, source: str, reason: str) -> None: ...
+        def advised(self, source: str, reason: str) -> None: ...
+
+
+TIMEOUT_S = 5.0
+SHORT_HOLD_S = 1.0  # between requests that were to be held, and were answered at once
+FIRST_BACKOFF_S = 1.0
+LAST_BACKOFF_S = 60.0
+NOTHING = (204, 404, 410)
+
+
+class Polls:
+    """All sources of one node."""
+
+    def __init__(self, loop: Loop, notices: list[Notice], listener: Listener) -> None:
+        self._polls = [Poll(loop, notice, listener) for notice in notices]
+
+    def start(self) -> None:
+        for poll in self._polls:
+            poll.start()
+
+    def reply(self, done: Callable[[], None]) -> None:
+        """The work has ended and is safe: the places that want to know are told; `done` when one of them was."""
+        for poll in self._polls:
+            poll.reply(done)
+
+    @property
+    def replying(self) -> bool:
+        return any(poll.replying for poll in self._polls)
+
+    def close(self) -> None:
+        for poll in self._polls:
+            poll.close()
+
+
+class Poll:
+    """One source: token, name of the node, question, in this order, each when it is needed."""
+
+    def __init__(self, loop: Loop, notice: Notice, listener: Listener) -> None:
+        self._loop = loop
+        self._notice = notice
+        self._listener = listener
+        self._token = ""
+        self._token_until = 0.0
+        self._node: str | None = None
+        self._tag = notice.first_tag
+        self._seen: dict[str, float] = {}  # events by what they say, and when that was first heard
+        self._ids: list[str] = []
+        self._asked_at = 0.0
+        self._backoff = 0.0
+        self._timer: Timer | None = None
+        self._asker = Asker(loop)
+        self._replier = Asker(loop)
+        self.replying = False
+
+    def start(self) -> None:
+        self._timer = self._loop.after(0, self._next)
+
+    def close(self) -> None:
+        self._loop.cancel(self._timer)
+        self._asker.close()
+        self._replier.close()
+
+    def reply(self, done: Callable[[], None]) -> None:
+        """POST the answer to the events that were told."""
+        if self._notice.reply_url is None or not self._ids or self.replying:
+            return
+        self.replying = True
+
+        def ended(status: int, data: bytes) -> None:
+            self.replying = False
+            if status not in (200, 202, 204):
+                complain(f"{self._notice.source} did not take the answer to its notice: status {status}")
+            done()
+
+        body = self._notice.reply_body.replace("{id}", self._ids[-1]).encode()
+        headers = dict(self._headers(), **{"Content-Type": "application/json"})
+        self._replier.ask("POST", self._notice.reply_url, headers, body, TIMEOUT_S, ended)
+
+    def _next(self) -> None:
+        notice, now = self._notice, time.monotonic()
+        token = notice.token
+        if token is not None and now >= self._token_until:
+            self._asker.ask(token.method, token.url, token.headers, b"", TIMEOUT_S, self._got_token)
+            return
+        if notice.node_url is not None and self._node is None:
+            self._asker.ask("GET", notice.node_url, self._headers(), b"", TIMEOUT_S, self._got_node)
+            return
+        url, patience = notice.url, TIMEOUT_S
+        if notice.hold_query is not None:
+            url += ("&" if "?" in url else "?") + notice.hold_query.replace("{tag}", self._tag)
+            patience += notice.hold_s
+        self._asked_at = now
+        self._asker.ask("GET", url, self._headers(), b"", patience, self._answered)
+
+    def _headers(self) -> dict[str, str]:
+        token = self._notice.token
+        return dict(self._notice.headers, **({token.header: self._token} if token else {}))
+
+    def _got_token(self, status: int, data: bytes) -> None:
+        token = self._notice.token
+        if status != 200 or token is None:
+            self._failed(f"no token, status {status}")
+            return
+        self._token = data.decode("latin-1").strip()
+        self._token_until = time.monotonic() + token.life_s / 2
+        self._next()
+
+    def _got_node(self, status: int, data: bytes) -> None:
+        if status != 200:
+            self._failed(f"it does not name this node, status {status}")
+            return
+        self._node = data.decode("utf-8", "replace").strip()
+        self._next()
+
+    def _answered(self, status: int, data: bytes) -> None:
+        if status == 401 and self._notice.token is not None and self._token:
+            self._token, self._token_until = "", 0.0
+            self._failed("the token is not good any more")
+            return
+        if status != 200 and status not in NOTHING:
+            self._failed(f"status {status}")
+            return
+        self._tag = self._asker.tag or self._tag
+        try:
+            events = find_events(self._notice, data, self._node) if status == 200 else []
+        except ValueError as error:
+            self._failed(f"an answer that cannot be read: {error}")
+            return
+        self._backoff = 0.0
+        for event in events:
+            self._tell(event)
+        if self._notice.hold_query is None:
+            again = self._notice.every_s
+        else:
+            again = 0.0 if time.monotonic() - self._asked_at >= SHORT_HOLD_S else SHORT_HOLD_S
+        self._timer = self._loop.after(again, self._next)
+
+    def _tell(self, event: Event) -> None:
+        notice, said = self._notice, json.dumps(event, sort_keys=True)
+        if said in self._seen:
+            return
+        self._seen[said] = time.monotonic()
+        if notice.reply_id:
+            self._ids.append(str(event.get(notice.reply_id, "")))
+        if notice.advice:
+            self._listener.advised(notice.source, f"{notice.source} says that this node is at risk")
+            return
+        seconds = seconds_left(notice, event, self._asker.date)
+        self._listener.noticed(seconds, notice.source, f"{notice.source} takes the node back")
+
+    def _failed(self, reason: str) -> None:
+        if not self._backoff:
+            complain(f"{self._notice.url}: {reason}; asked again")
+        self._backoff = min(LAST_BACKOFF_S, self._backoff * 2 or FIRST_BACKOFF_S)
+        self._timer = self._loop.after(self._backoff, self._next)
+
+
+class Asker:
+    """One request at a time to any address; `tag` and `date` are of the last answer, status 0 is none at all."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._base = ""
+        self._connection: Connection | None = None
+        self.tag = ""
+        self.date = ""
+
+    def ask(
+        self, method: str, url: str, headers: dict[str, str], body: bytes, timeout_s: float, answered: Answered
+    ) -> None:
+        scheme, _, rest = url.partition("://")
+        host, slash, path = rest.partition("/")
+        base = f"{scheme}://{host}"
+        if self._connection is None or base != self._base:
+            self.close()
+            self._base, self._connection = base, Connection(self._loop, Address(base), "")
+        connection = self._connection
+
+        def replied(status: int, data: bytes) -> None:
+            self.tag, self.date = connection.said.get("etag", ""), connection.said.get("date", "")
+            answered(status, data)
+
+        text = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        connection.request(
+            method,
+            slash + path,
+            body,
+            timeout_s=timeout_s,
+            replied=replied,
+            failed=lambda reason: answered(0, reason.encode()),
+            headers=text,
+        )
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def find_events(notice: Notice, data: bytes, node: str | None) -> list[Event]:
+    """The events in an answer that concern this node. Raises ValueError."""
+    text = data.decode("utf-8", "replace").strip()
+    if not text:
+        return []
+    if set(notice.match) == {""}:
+        return [{"": text}] if text in notice.match[""] else []
+    answer = json.loads(text)
+    if not isinstance(answer, dict):
+        raise ValueError(f"expected an object, found {text[:60]!r}")
+    events = [answer] if notice.list is None else answer.get(notice.list)
+    if not isinstance(events, list):
+        raise ValueError(f"no list {notice.list!r}")
+    return [event for event in events if isinstance(event, dict) and concerns(notice, event, node)]
+
+
+def concerns(notice: Notice, event: Event, node: str | None) -> bool:
+    if any(str(event.get(name)) not in values for name, values in notice.match.items()):
+        return False
+    if node is None:
+        return True
+    nodes = event.get(notice.node_field)
+    return isinstance(nodes, list) and node in nodes
+
+
+def seconds_left(notice: Notice, event: Event, date: str) -> float:
+    """Until the node goes, by the clock of whoever answered where that is told: the node's own may be wrong."""
+    due = parse_time(str(event.get(notice.time) or "")) if notice.time is not None else None
+    if due is None:
+        return notice.within_s
+    now = parse_time(date)
+    return max(0.0, due - (time.time() if now is None else now))
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds since the epoch of "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT"; None for anything else."""
+    import calendar
+    from email.utils import parsedate_tz
+
+    try:
+        if text[4:5] == "-":
+            return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
+        found = parsedate_tz(text)
+        return None if found is None else calendar.timegm((*found[:6], 0, 0, 0)) - (found[9] or 0)
+    except (ValueError, TypeError, IndexError):
+        return None
