@@ -1,0 +1,52 @@
+"""Signatures against published examples and the clouds' own libraries' results; which keys are taken."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from remuda.store.objects.base import ObjectDenied, part_bytes
+from remuda.store.objects.places import merge_keys, open_place
+from remuda.store.objects.signing import AmazonKey
+
+NOW = datetime(2013, 5, 24, tzinfo=UTC)
+
+
+def test_amazons_own_example() -> None:
+    """docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html, "An example"."""
+    key = AmazonKey(key_id="AKIAIOSFODNN7EXAMPLE", secret="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    url = key.sign("GET", "https://examplebucket.s3.amazonaws.com/test.txt", {}, NOW, 86400)
+    assert url.endswith("&X-Amz-Signature=aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404")
+    assert "wJalr" not in url
+
+
+def test_project_keys_put_out_the_servers_own_of_their_family() -> None:
+    environment = {"AWS_SESSION_TOKEN": "t", "AWS_ACCESS_KEY_ID": "server", "AZURE_STORAGE_KEY": "a", "HOME": "/root"}
+    secrets = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "x"}
+    assert merge_keys(environment, secrets) == {
+        "AZURE_STORAGE_KEY": "a", "AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s",
+    }  # fmt: skip
+
+
+def test_a_project_names_no_files_of_the_server() -> None:
+    assert merge_keys({}, {"GOOGLE_APPLICATION_CREDENTIALS": "/etc/shadow", "AWS_PROFILE": "root"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3://bucket/a", "AWS_ACCESS_KEY_ID"),
+        ("gs://bucket/a", "GOOGLE_SERVICE_ACCOUNT"),
+        ("az://container/a", "AZURE_STORAGE_KEY"),
+        ("ftp://host/a", "no URL of a storage"),
+    ],
+)
+def test_what_is_missing_is_named(url: str, told: str) -> None:
+    keys = {"AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+    with pytest.raises(ObjectDenied, match=told):
+        open_place(url, keys, lambda: NOW)
+
+
+def test_parts_are_few_enough() -> None:
+    for size in (0, 1, 16 << 20, (160 << 30) + 1, 5 << 40):
+        assert -(-size // part_bytes(size)) <= 10_000
+    assert part_bytes(1) == 16 << 20
