@@ -5,11 +5,12 @@ it for another when that one's whole prospect, the checkpoint's move included, i
 never goes where the job could no longer end in time on demand.
 """
 
+from collections.abc import Sequence
 from math import inf
 
 from remuda.planner.spot.cycle import Cycle, plan_trust, plan_wait, solve_cycle
 from remuda.planner.spot.roam import Field, plan_course
-from remuda.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Terms, View
+from remuda.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Quote, Terms, View
 from remuda.planner.spot.watch import Moment, Watch
 
 _HOUR_S = 3600.0
@@ -26,6 +27,11 @@ class Auto:
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
         self._watches = [Watch(self._unit) for _ in terms.markets]
         self._home = NOWHERE
+
+    def learn(self, at_s: float, quotes: Sequence[Quote]) -> None:
+        """Take in what was seen of the markets before; times go forward and may be below 0."""
+        for watch, quote in zip(self._watches, quotes, strict=True):
+            watch.see(at_s / _HOUR_S, quote)
 
     def decide(self, view: View) -> Decision:
         now = view.now_s / _HOUR_S

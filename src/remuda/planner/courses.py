@@ -1,0 +1,334 @@
+"""A job with a deadline and the offers it may use -> the deadline policy's terms and view, and its answer as offers.
+
+A market here is one machine type in one place: its spot offer if there is one, and what it costs on demand there. Work
+is counted in seconds of one reference machine; a faster one is taken as no faster but cheaper, so that every promise
+about time errs on the safe side, and slower ones are left out. Pure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from math import inf
+
+from remuda.domain.jobs import Attempt
+from remuda.domain.markets import Sight
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import SpotPolicy, Task
+from remuda.domain.units import Money
+from remuda.planner.markets import Knowledge
+from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
+from remuda.planner.spot.auto import Auto
+from remuda.planner.spot.view import NOWHERE, Decision, Market, Mode, Policy, PolicyMaker, Quote, Terms, View
+from remuda.planner.work import estimate
+
+_MOST_MARKETS = 8
+_ALIKE = 1.02  # machines whose running times differ by no more are of one speed
+_LEAST_LEFT = 0.01  # of the work: an estimate may be short, and work that runs is not done
+_SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run yet
+_SPARE = timedelta(seconds=60)  # kept before the deadline for what takes a moment longer
+_SPARE_SHARE = 0.01  # of the work, for the same
+_HOUR_S = 3600.0
+_MEANS = {Sight.GRANTED: True, Sight.BOOTED: True, Sight.ENDED: True, Sight.REFUSED: False, Sight.TAKEN: False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standpoint:
+    """Where a job stands: what is done of it, and what it has now."""
+
+    submitted_at: datetime
+    deadline: datetime
+    done: float = 0.0  # share of the work that is done, saved or in the gang that works
+    current: Offer | None = None  # what it has, or is getting
+    works: bool = False  # the current gang is past its start
+    starting_for: timedelta = timedelta(0)  # how long the current gang has been coming
+    home: Offer | None = None  # where it was last
+    setup: timedelta | None = None  # how long its setup took; None: it has not run
+    budget_left: Money | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to be from now on. `offers` are where to start, best first; none of them means to wait or to stay."""
+
+    mode: Mode
+    offers: tuple[Offer, ...] = ()
+    stay: bool = False  # what the job has is what it should have
+    again_at: datetime | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One market with its offers. `hours` is its running time over the reference's, at most about 1."""
+
+    name: str
+    spot: Offer | None
+    fixed: Offer | None
+    pace: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything that a policy for this job is made from."""
+
+    places: tuple[Place, ...]
+    terms: Terms
+    nodes: int
+    run_time: timedelta = field(default=timedelta(0))  # of the whole work on the reference machine
+
+
+def find_setting(
+    task: Task, offers: Sequence[Offer], knowledge: Knowledge, standpoint: Standpoint, *, floor: bool = True
+) -> Setting | None:
+    """The markets and terms of a job that is to end in time at the least cost; None where nothing can be promised.
+
+    That is so where the task wants no mixture of spot and on-demand, the running time is not known, no machine that
+    stays can be had, or (with `floor`) even the fastest of them would be late.
+    """
+    if task.resources.spot is not SpotPolicy.AUTO:
+        return None
+    times = {offer.key: length for offer in offers if not offer.shared and (length := run_time_on(task, offer))}
+    fixed = [offer for offer in offers if offer.key in times and offer.purchase is Purchase.ON_DEMAND]
+    if not fixed or all(offer.purchase is not Purchase.SPOT for offer in offers):
+        return None
+    room = standpoint.deadline - standpoint.submitted_at
+    in_time = [offer for offer in fixed if times[offer.key] < room]
+    if not in_time and floor:
+        return None
+    cheapest = min(in_time or fixed, key=lambda offer: (_cost(offer, times[offer.key]), offer.key))
+    if not in_time:
+        cheapest = min(fixed, key=lambda offer: (times[offer.key], offer.rate, offer.key))
+    reference = times[cheapest.key]
+    places = _places([offer for offer in offers if times.get(offer.key, timedelta.max) <= reference * _ALIKE], times)
+    places = _nearest(places, reference, standpoint)
+    overhead = _overhead(task, places, knowledge, standpoint, reference)
+    spare = _SPARE + reference * _SPARE_SHARE
+    terms = Terms(
+        work_s=reference.total_seconds(),
+        deadline_s=(room - spare).total_seconds(),
+        overhead_s=overhead.total_seconds(),
+        markets=tuple(
+            Market(
+                name=place.name, region=place.name.rpartition("/")[0], on_demand_usd_hr=_fixed_usd(place, task.nodes)
+            )
+            for place in places
+        ),
+    )
+    return Setting(places=tuple(places), terms=terms, nodes=task.nodes, run_time=reference)
+
+
+def advise(
+    setting: Setting,
+    knowledge: Knowledge,
+    standpoint: Standpoint,
+    now: datetime,
+    *,
+    avoid: Mapping[str, datetime] | None = None,
+    make: PolicyMaker = Auto,
+) -> Advice:
+    """What the policy wants now, as offers; it has been shown first all that was seen of these markets before."""
+    policy = make(setting.terms)
+    _replay(policy, setting, knowledge, standpoint.submitted_at, now)
+    view = _view(setting, knowledge, standpoint, now, avoid or {})
+    decision = policy.decide(view)
+    if (urgent := _last_moment(setting, standpoint, view)) is not None:
+        decision = urgent
+    decision = _within_budget(setting, standpoint, view, decision)
+    return _advice(setting, standpoint, view, decision)
+
+
+def run_time_on(task: Task, offer: Offer) -> timedelta | None:
+    """How long the work runs there undisturbed: by its `work`, else the longest that it is allowed to run."""
+    if task.work is not None:
+        return estimate(task, offer).run_time
+    return task.limits.duration
+
+
+def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
+    """The share of the work that attempts have done: each until its last checkpoint, the current one until now."""
+    done = 0.0
+    for attempt in attempts:
+        whole = run_time_on(task, attempt.offer)
+        if attempt.running_at is None or not whole:
+            continue
+        until = attempt.checkpoint_at if task.checkpoint is not None else None
+        if attempt.number == current and attempt.finished_at is None:
+            until = now
+        if until is not None and until > attempt.running_at:
+            done += (until - attempt.running_at) / whole
+    return min(done, 1.0)
+
+
+def _cost(offer: Offer, length: timedelta) -> float:
+    return offer.rate.micros_per_hour * length.total_seconds()
+
+
+def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[Place]:
+    """Spot offers, each with the machine of its kind that stays, and then the kinds without spot."""
+    fixed: dict[tuple[object, ...], Offer] = {}
+    for offer in offers:
+        if offer.purchase is Purchase.ON_DEMAND:
+            for zone in {offer.zone, None}:
+                known = fixed.get((*_kind(offer), zone))
+                if known is None or offer.rate < known.rate:
+                    fixed[(*_kind(offer), zone)] = offer
+    places: list[Place] = []
+    paired: set[str] = set()
+    reference = max(times[offer.key] for offer in offers)
+    for offer in offers:
+        if offer.purchase is Purchase.SPOT:
+            mate = fixed.get((*_kind(offer), offer.zone)) or fixed.get((*_kind(offer), None))
+            paired.add(mate.key if mate else "")
+            places.append(Place(_name(offer), offer, mate, times[offer.key] / reference))
+    for offer in offers:
+        if offer.purchase is Purchase.ON_DEMAND and offer.key not in paired:
+            places.append(Place(_name(offer), None, offer, times[offer.key] / reference))
+    return places
+
+
+def _kind(offer: Offer) -> tuple[object, ...]:
+    return offer.provider, offer.region, offer.instance_type, offer.accelerator_count
+
+
+def _name(offer: Offer) -> str:
+    return offer.key.rpartition("/")[0]
+
+
+def _nearest(places: list[Place], reference: timedelta, standpoint: Standpoint) -> list[Place]:
+    """The cheapest few by spot, the cheapest on demand, and where the job is; a policy weighs each against each."""
+
+    def by_spot(place: Place) -> tuple[float, str]:
+        return (place.spot.rate.micros_per_hour * place.pace if place.spot else inf), place.name
+
+    def by_fixed(place: Place) -> tuple[float, str]:
+        return (place.fixed.rate.micros_per_hour * place.pace if place.fixed else inf), place.name
+
+    chosen = sorted(places, key=by_spot)[:_MOST_MARKETS]
+    best = min(places, key=by_fixed)
+    here = [p for p in places for o in (standpoint.current, standpoint.home) if o is not None and p.name == _name(o)]
+    for place in (best, *here):
+        if place not in chosen:
+            chosen.append(place)
+    return chosen
+
+
+def _fixed_usd(place: Place, nodes: int) -> float:
+    """A place without a machine that stays is one where on-demand is never worth its price."""
+    return place.fixed.rate.micros_per_hour / 1e6 * nodes * place.pace if place.fixed else 1e6
+
+
+def _overhead(
+    task: Task, places: Sequence[Place], knowledge: Knowledge, standpoint: Standpoint, reference: timedelta
+) -> timedelta:
+    """From a launch until the work is where it had stopped: boot, setup, and what was not yet saved, all with care.
+
+    Without a checkpoint everything done is lost: half of the work, twice over, is what the policy then keeps free.
+    """
+    keys = [offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None]
+    boot = max(knowledge.of(key).boot for key in keys)
+    setup = standpoint.setup if standpoint.setup is not None else _SETUP_PRIOR if task.setup else timedelta(0)
+    if task.checkpoint is None:
+        return boot + setup + reference / 2
+    every, write = chosen_interval(task.checkpoint, SPOT_PREEMPTIONS_PER_HOUR * task.nodes)
+    return boot + setup + min((every or timedelta(0)) + write, reference / 2)
+
+
+def _replay(policy: Policy, setting: Setting, knowledge: Knowledge, began: datetime, now: datetime) -> None:
+    """Show the policy how each market's spot came and went, from what was seen of its launches and lives."""
+    learn: Callable[[float, Sequence[Quote]], None] | None = getattr(policy, "learn", None)
+    if learn is None:
+        return
+    signs: list[tuple[datetime, int, bool | None, float | None]] = []
+    for index, place in enumerate(setting.places):
+        for seen in knowledge.recent.get(place.spot.key, ()) if place.spot else ():
+            if seen.at < now:
+                usd = None if seen.rate is None else seen.rate.micros_per_hour / 1e6 * setting.nodes * place.pace
+                signs.append((seen.at, index, _MEANS.get(seen.sight), usd))
+    quotes = [Quote(False, _spot_usd(place, setting.nodes)) for place in setting.places]
+    for at, index, up, usd in sorted(signs, key=lambda sign: sign[0]):
+        old = quotes[index]
+        quotes[index] = Quote(old.up if up is None else up, old.usd_hr if usd is None else usd)
+        learn((at - began).total_seconds(), quotes)
+
+
+def _spot_usd(place: Place, nodes: int) -> float:
+    return place.spot.rate.micros_per_hour / 1e6 * nodes * place.pace if place.spot else 1e6
+
+
+def _view(
+    setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now: datetime, avoid: Mapping[str, datetime]
+) -> View:
+    current, mode, loading = standpoint.current, Mode.IDLE, 0.0
+    if current is not None:
+        mode = Mode.SPOT if current.purchase is Purchase.SPOT else Mode.ON_DEMAND
+        if not standpoint.works:
+            loading = max(0.0, setting.terms.overhead_s - standpoint.starting_for.total_seconds())
+    market = _index(setting, current or standpoint.home)
+    if current is not None and market == NOWHERE:
+        market = 0
+    quotes = [_quote(place, setting.nodes, knowledge, now, avoid) for place in setting.places]
+    if mode is Mode.SPOT:
+        quotes[market] = Quote(True, quotes[market].usd_hr)
+    left = max(_LEAST_LEFT, 1 - standpoint.done) * setting.terms.work_s
+    now_s = (now - standpoint.submitted_at).total_seconds()
+    return View(now_s, left, mode, market, loading, tuple(quotes))
+
+
+def _index(setting: Setting, offer: Offer | None) -> int:
+    if offer is None:
+        return NOWHERE
+    return next((i for i, place in enumerate(setting.places) if place.name == _name(offer)), NOWHERE)
+
+
+def _quote(place: Place, nodes: int, knowledge: Knowledge, now: datetime, avoid: Mapping[str, datetime]) -> Quote:
+    """Spot is taken to be there unless the place says that it is not, or said so a moment ago."""
+    spot = place.spot
+    if spot is None or (spot.capacity is not None and spot.capacity < nodes):
+        return Quote(False, _spot_usd(place, nodes))
+    until = max((at for at in (knowledge.resting_until(spot.key), avoid.get(spot.key)) if at is not None), default=now)
+    return Quote(until <= now, _spot_usd(place, nodes))
+
+
+def _last_moment(setting: Setting, standpoint: Standpoint, view: View) -> Decision | None:
+    """A gang on spot that does not come up must not use up the time that on-demand needs."""
+    if view.mode is not Mode.SPOT or standpoint.works:
+        return None
+    slack = setting.terms.deadline_s - view.now_s - view.left_s
+    if slack > setting.terms.overhead_s:
+        return None
+    return Decision(Mode.ON_DEMAND, _cheapest_fixed(setting), inf, "spot has not come up, and this is the last moment")
+
+
+def _cheapest_fixed(setting: Setting) -> int:
+    order = range(len(setting.places))
+    return min(order, key=lambda index: setting.terms.markets[index].on_demand_usd_hr)
+
+
+def _within_budget(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Decision:
+    """On-demand that the budget does not pay for to the end is no way to end in time; spot may be one."""
+    if standpoint.budget_left is None or decision.mode is not Mode.ON_DEMAND:
+        return decision
+    hours = (view.left_s + setting.terms.overhead_s) / _HOUR_S
+    left = standpoint.budget_left.micros / 1e6
+    if setting.terms.markets[decision.market].on_demand_usd_hr * hours <= left:
+        return decision
+    up = [index for index, quote in enumerate(view.quotes) if quote.up and quote.usd_hr * hours <= left]
+    if not up:
+        return decision
+    best = min(up, key=lambda index: view.quotes[index].usd_hr)
+    return Decision(Mode.SPOT, best, inf, f"the budget does not pay for on-demand to the end ({decision.reason})")
+
+
+def _advice(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Advice:
+    mode, market, again_s, reason = decision
+    at = None if again_s == inf else standpoint.submitted_at + timedelta(seconds=again_s)
+    if mode is Mode.IDLE:
+        return Advice(mode=mode, again_at=at, reason=reason)
+    if mode is view.mode and (mode is Mode.ON_DEMAND or market == view.market):
+        return Advice(mode=mode, stay=True, again_at=at, reason=reason)
+    if mode is Mode.SPOT:
+        spot = setting.places[market].spot
+        return Advice(mode=mode, offers=(spot,) if spot else (), again_at=at, reason=reason)
+    order = sorted(range(len(setting.places)), key=lambda i: (i != market, setting.terms.markets[i].on_demand_usd_hr))
+    fixed = [place.fixed for place in (setting.places[index] for index in order) if place.fixed is not None]
+    return Advice(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)
