@@ -285,7 +285,8 @@ def _ending(outcome: Outcome, reason: str, *, exit_code: int | None = None, rank
 
 def _wanted(view: AttemptView) -> bool:
     job = view.job
-    return job.stop_reason is None and job.phase not in JOB_ENDS and job.attempt == view.attempt.number
+    mine = view.attempt.number == job.attempt or view.attempt.number in job.reliefs
+    return job.stop_reason is None and job.phase not in JOB_ENDS and mine
 
 
 def _stop_outcome(job: Job) -> Outcome:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import ATTEMPT_MOVES, JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Node
+from remuda.domain.markets import Observation
 from remuda.store.base import Changes
 
 
@@ -27,6 +28,7 @@ class Scene:
         self._events: list[Event] = []
         self._charges: list[Charge] = []
         self._release: list[str] = []
+        self._sights: list[Observation] = []
 
     @property
     def latest(self) -> Attempt | None:
@@ -39,7 +41,13 @@ class Scene:
     @property
     def dirty(self) -> bool:
         rows = self._jobs or self._attempts or self._nodes
-        return bool(rows or self._events or self._charges or self._release)
+        return bool(rows or self._events or self._charges or self._release or self._sights)
+
+    @property
+    def reliefs(self) -> list[Attempt]:
+        """The gangs beside the job's own that may still take over, oldest first."""
+        found = [self.attempts[number] for number in self.job.reliefs if number in self.attempts]
+        return [attempt for attempt in found if attempt.phase in (AttemptPhase.LAUNCHING, AttemptPhase.BOOTING)]
 
     def ran(self, now: datetime) -> timedelta:
         """How long the work ran, over all attempts."""
@@ -67,6 +75,17 @@ class Scene:
             raise IllegalMove(f"attempt {attempt.id}: {before.phase} -> {attempt.phase}")
         self.attempts[attempt.number] = attempt
         self._attempts.add(attempt.number)
+
+    def add_attempt(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
+        """A new one, to be inserted."""
+        self.attempts[attempt.number] = attempt
+        self._attempts.add(attempt.number)
+        self.nodes[attempt.id] = list(nodes)
+        self._nodes |= {(node.attempt_id, node.rank) for node in nodes}
+
+    def see(self, observation: Observation) -> None:
+        """Something was learned about a market."""
+        self._sights.append(observation)
 
     def put_node(self, node: Node) -> None:
         self.nodes[node.attempt_id][node.rank] = node
@@ -98,6 +117,7 @@ class Scene:
             events=self._events,
             charges=self._charges,
             release=self._release,
+            observations=self._sights,
         )
         for attempt in changes.attempts:
             self.attempts[attempt.number] = replace(attempt, version=attempt.version + 1)
@@ -106,5 +126,5 @@ class Scene:
         if self._jobs:
             self.job = replace(self.job, version=self.job.version + 1)
         self._jobs, self._attempts, self._nodes = False, set(), set()
-        self._events, self._charges, self._release = [], [], []
+        self._events, self._charges, self._release, self._sights = [], [], [], []
         return changes

@@ -64,6 +64,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
         JobPhase.DONE: "the work ended with exit code 0",
         JobPhase.FAILED: "the work failed and is not tried again",
         JobPhase.QUEUED: "the attempt was lost or failed; it is tried again",
+        JobPhase.STARTING: "a gang that was started beforehand takes over",
         JobPhase.STOPPING: "the user or a limit wants it stopped",
     },
     JobPhase.STOPPING: {
@@ -121,6 +122,16 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What was decided last for a job that is to end in time at the least cost, and why."""
+
+    at: datetime
+    mode: str  # "idle", "spot" or "on-demand"
+    reason: str
+    place: str | None = None  # offer key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One submitted task. `version` guards every write; `since` is when the phase began."""
 
@@ -144,7 +155,15 @@ class Job:
     ceiling: Money | None = None  # the most that the user consented to spend; None is no ceiling of its own
     retries: dict[str, int] = field(default_factory=dict)  # failures so far by Outcome
     avoid: dict[str, datetime] = field(default_factory=dict)  # offer keys that failed, until when
+    reliefs: tuple[int, ...] = ()  # numbers of gangs started beside the job's own, one of which may take over
+    numbered: int = 0  # the highest number that an attempt was given, where a relief has it
+    course: Course | None = None
     version: int = 0
+
+    @property
+    def last_number(self) -> int:
+        """The highest number that an attempt of this job has."""
+        return max(self.attempt, self.numbered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +192,10 @@ class Attempt:
     missed_since: datetime | None = None  # the first of them
     drill_until: datetime | None = None  # a fire drill takes the gang away at this time
     checkpoint_at: datetime | None = None  # newest complete checkpoint
+    checkpoint_bytes: int = 0  # its size
+    checkpoint_cost: timedelta | None = None  # that the work stood still for it, as far as is known
+    checkpoint_rate: float | None = None  # bytes per second at which it was handed over or written
+    checkpoint_every: timedelta | None = None  # that the work was told to save at, where Remuda chooses
     version: int = 0
 
 

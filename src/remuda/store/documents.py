@@ -7,7 +7,7 @@ from math import isfinite
 import msgspec
 
 from remuda.domain.events import Event
-from remuda.domain.jobs import Attempt, Job, Node, Origin, Outcome
+from remuda.domain.jobs import Attempt, Course, Job, Node, Origin, Outcome
 from remuda.domain.tasks import Task
 from remuda.domain.units import Money
 from remuda.store.base import Mismatch
@@ -25,6 +25,9 @@ class JobRest:
     ceiling: Money | None = None
     retries: dict[str, int] = field(default_factory=dict)
     avoid: dict[str, datetime] = field(default_factory=dict)
+    reliefs: tuple[int, ...] = ()
+    numbered: int = 0
+    course: Course | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -57,6 +60,9 @@ def rest_of(job: Job) -> JobRest:
         ceiling=job.ceiling,
         retries=job.retries,
         avoid=job.avoid,
+        reliefs=job.reliefs,
+        numbered=job.numbered,
+        course=job.course,
     )
 
 

@@ -126,6 +126,9 @@ def make_job(row: Row, documents: Documents) -> Job:
         ceiling=rest.ceiling,
         retries=rest.retries,
         avoid=rest.avoid,
+        reliefs=rest.reliefs,
+        numbered=rest.numbered,
+        course=rest.course,
         version=row[16],
     )
 

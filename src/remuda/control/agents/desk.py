@@ -21,6 +21,7 @@ from remuda.domain.units import HourlyRate, Money
 from remuda.store.base import Changes, NotFound, Stale, Store
 
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
+_RELIEF_ASKS_AGAIN = timedelta(seconds=1)  # while another gang works
 _LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
 _TRIES = 8  # of a write that meets a newer version
 _OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
@@ -146,6 +147,8 @@ class AgentDesk:
         self._heard[attempt.id, rank] = now
         if not all(other.claim for other in nodes):
             return Wait(after=_ASK_AGAIN)
+        if attempt.number != (await self._store.job(attempt.job_id)).attempt:
+            return Wait(after=_RELIEF_ASKS_AGAIN)  # a gang that is not the job's own yet gets no work
         return Go(work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt))
 
     async def _grant(
