@@ -46,6 +46,19 @@ SETTINGS = (
         consequence="Other users of this machine can reach the port, though not pass it without the token.",
     ),
     Setting(
+        name="server.tls_listen",
+        default="",
+        text="Also listen there, as host:port, with TLS, for nodes that come from outside; empty: no such nodes.",
+        consequence="Machines that reach the port can ask for agents' routes and files by hash, never for users' "
+        "routes. Places whose nodes call the server (clouds, joined machines) need it.",
+    ),
+    Setting(
+        name="server.advertise",
+        default="",
+        text="How nodes from outside reach `server.tls_listen`, as https://host:port; empty: this machine's address.",
+        consequence="Set it where the server is behind a router or a balancer that passes TLS on unopened.",
+    ),
+    Setting(
         name="server.idle_stop_s",
         default=600,
         minimum=0,

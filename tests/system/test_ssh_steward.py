@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from remuda.providers.ssh.parcels import pack_steward
+from remuda.providers.hosts.parcels import pack_steward
 
 pytestmark = pytest.mark.system
 # What an agent does as far as a steward sees it: it locks, says that it was here, and leaves with the code in `code`.

@@ -138,9 +138,10 @@ class Config:
         self.gang = fields.text("gang")
         self.rank = fields.whole("rank")
         self.address = fields.text("address")
+        token = fields.text("token")
         self.home = fields.text("home")
+        self.token = read_token(self.home) or token
         self.pin = (fields.text_or_none("pin") or "").lower()  # SHA-256 of the control plane's certificate, if its own
-        self.token = read_token(self.home) or fields.text("token")
         self.cache = fields.text("cache", self.home + "/cache")
         self.lease_s = fields.number("lease_s", 21600)
         self.grace_s = fields.number("grace_s", 10)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from remuda.api.gate import Gate
     from remuda.api.house import House
+    from remuda.api.outside.listener import OutsideGate, OutsideListener
 
 _GRACE_S = 1  # for requests that are being answered when the server stops
 _CHORES_S = 5.0
@@ -91,15 +92,18 @@ class _Server:
     async def run(self) -> bool:
         """Serve until stopped; True when it should start anew at once."""
         from remuda.api.opening import open_house
+        from remuda.api.outside.listener import listen_outside
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         listener, address = self._home.listen()
         again = False
+        outside = None
         try:
-            async with open_house(self._home, self._settings, address, self._stopping.set) as house:
-                await self._serve(house, listener, address)
+            outside = listen_outside(self._home, self._settings)
+            async with open_house(self._home, self._settings, address, self._stopping.set, outside=outside) as house:
+                await self._serve(house, listener, address, outside)
                 # A job may have come while it was stopping for want of any.
                 again = self._broken or (self._for_idleness and bool(await house.store.unfinished()))
         except Exception as error:
@@ -109,13 +113,18 @@ class _Server:
             again = True
         finally:
             listener.close()
+            if outside is not None:
+                outside.sock.close()
             self._home.forget()
         _log.info("stopped")
         return again
 
-    async def _serve(self, house: "House", listener: "socket.socket", address: str) -> None:
+    async def _serve(
+        self, house: "House", listener: "socket.socket", address: str, outside: "OutsideListener | None"
+    ) -> None:
         from remuda.api.app import make_app
         from remuda.api.gate import Gate
+        from remuda.api.outside.listener import OutsideGate
 
         gate = Gate(make_app(house), self._home.token())
         house.idle_s = lambda: gate.idle_s
@@ -126,24 +135,36 @@ class _Server:
             sockets.append(extra)
             host, port = extra.getsockname()[:2]
             listen = f"http://{host}:{port}"
-        server = _make_uvicorn(gate)
+        servers = [_make_uvicorn(gate)]
+        if outside is not None:
+            servers.append(_make_uvicorn(OutsideGate(gate), outside.certificate.file))
         async with asyncio.TaskGroup() as group:
-            serving = group.create_task(server.serve(sockets))
-            while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn tells it by this flag only
+            serving = [group.create_task(servers[0].serve(sockets))]
+            if outside is not None:
+                serving.append(group.create_task(servers[1].serve([outside.sock])))
+            while not all(each.started for each in servers) and not any(each.done() for each in serving):  # noqa: ASYNC110 - uvicorn tells it by this flag only
                 await asyncio.sleep(0.001)
             write_server(self._home.path, _describe(address, listen, house.started_at))
             self._settle()
             self._word.say("ready")
             _log.info(
-                "serving", extra={"address": address, "listen": listen, "version": __version__, "cpu_s": _cpu_s()}
+                "serving",
+                extra={
+                    "address": address,
+                    "listen": listen,
+                    "outside": outside.address if outside is not None else None,
+                    "version": __version__,
+                    "cpu_s": _cpu_s(),
+                },
             )
             chores = group.create_task(self._do_chores(house, gate))
             beat = group.create_task(self._home.beat())
             await self._stopping.wait()
             self._home.forget()
             house.close_polls()
-            server.should_exit = True
-            await serving
+            for each in servers:
+                each.should_exit = True
+            await asyncio.gather(*serving)
             chores.cancel()
             beat.cancel()
 
@@ -254,7 +275,7 @@ def _family(host: str) -> "socket.AddressFamily":
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _make_uvicorn(gate: "Gate") -> Any:
+def _make_uvicorn(gate: "Gate | OutsideGate", certificate: str | None = None) -> Any:
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -288,6 +309,7 @@ def _make_uvicorn(gate: "Gate") -> Any:
         timeout_keep_alive=120,
         timeout_graceful_shutdown=_GRACE_S,
         backlog=1024,
+        ssl_certfile=certificate,
     )
     return Server(config)
 

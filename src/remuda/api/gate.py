@@ -1,6 +1,7 @@
 """The gate before the application: who may pass, by token, in plain ASGI; and when the last user's request was.
 
-/v1/health is open to all who reach the socket. /agent/v1 takes gang tokens only, everything else the user's token only.
+/v1/health and files by hash are open to all who reach the socket, /agent/v1 takes gang tokens only, /nodes/v1 those of
+joined machines, everything else the user's token only.
 """
 
 import time
@@ -13,6 +14,8 @@ from remuda.api.wire import reply
 from remuda.client.wire import ErrorBody
 
 AGENT = "/agent/v1/"
+BOOT = "/boot/v1/"  # files by hash, for everybody
+NODES = "/nodes/v1/"  # joined machines; the route checks their token
 HEALTH = "/v1/health"
 
 
@@ -41,6 +44,9 @@ class Gate:
                 await _refuse(scope, receive, send, shown)
                 return
             scope["gang_token"] = shown.removeprefix(b"Bearer ").decode("latin-1")
+            await self._app(scope, receive, send)
+            return
+        if path.startswith((BOOT, NODES)):
             await self._app(scope, receive, send)
             return
         if path != HEALTH and (shown is None or not compare_digest(shown, self._expected)):

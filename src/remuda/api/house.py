@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import Request
 
 from remuda.api.execs import Execs
+from remuda.api.outside.shelf import Shelf
 from remuda.api.tokens import Tokens
 from remuda.api.watch import Watch
 from remuda.catalog.query import Matches
@@ -63,6 +64,8 @@ class House:
     started_at: datetime
     database: str
     on_network: bool = False
+    shelf: Shelf | None = None  # None: no node comes from outside
+    outside: str | None = None  # where nodes from outside arrive
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     matches: Matched = field(default_factory=Matched)
     snapshots: set[str] = field(default_factory=set)  # frozen folders that were seen to be complete

@@ -3,6 +3,7 @@
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -10,13 +11,15 @@ from remuda.agent.bundle import make_archive, make_command
 from remuda.api.execs import Execs
 from remuda.api.home import Home
 from remuda.api.house import House
+from remuda.api.outside.listener import OutsideListener
+from remuda.api.outside.shelf import Shelf
 from remuda.api.tokens import Tokens, load_tokens
 from remuda.api.watch import Watch
 from remuda.client.state import write_private
 from remuda.control.clock import WallClock
 from remuda.control.plant import Plant, Surroundings
 from remuda.providers import registry
-from remuda.providers.base import Carrier
+from remuda.providers.base import Carrier, Outside, Provider
 from remuda.settings import Settings
 from remuda.store.base import Changes, Store
 from remuda.store.blobs import BlobStore
@@ -54,7 +57,13 @@ def watched(store: Store, watch: Watch) -> Store:
 
 @asynccontextmanager
 async def open_house(
-    home: Home, settings: Settings, address: str, stop: Callable[[], None], *, database: str | None = None
+    home: Home,
+    settings: Settings,
+    address: str,
+    stop: Callable[[], None],
+    *,
+    database: str | None = None,
+    outside: OutsideListener | None = None,
 ) -> AsyncIterator[House]:
     """The open house; control runs inside. `database` is a store's URL, by default the file in the state folder.
 
@@ -72,17 +81,11 @@ async def open_house(
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
         blobs = BlobStore(root / "blobs")
+        shelf = Shelf(root / "shelf") if outside is not None else None
+        told = outside.describe(shelf, tokens, make_archive, root / "parcels") if outside and shelf else None
         plant = Plant(
             seen,
-            registry.load(
-                settings.providers,
-                installation=installation,
-                home=root / "providers",
-                agent_command=make_command(),
-                agent_archive=make_archive,
-                server_address=address,
-                now=clock.now,
-            ),
+            load_places(settings, installation, root, address, told, clock.now),
             clock,
             installation=installation,
             surroundings=make_surroundings(seen, sealer, tokens, blobs, address, root / "storage"),
@@ -103,6 +106,8 @@ async def open_house(
             started_at=clock.now(),
             database=url.partition(":")[0].partition("+")[0],
             on_network=home.shared,
+            shelf=shelf,
+            outside=told.address if told else None,
         )
         await plant.start()
         try:
@@ -111,6 +116,27 @@ async def open_house(
             await plant.stop()
     finally:
         await store.close()
+
+
+def load_places(
+    settings: Settings,
+    installation: str,
+    root: Path,
+    address: str,
+    outside: Outside | None,
+    now: Callable[[], datetime],
+) -> dict[str, Provider]:
+    """The providers that the settings enable. Raises ProviderError."""
+    return registry.load(
+        settings.providers,
+        installation=installation,
+        home=root / "providers",
+        agent_command=make_command(),
+        agent_archive=make_archive,
+        server_address=address,
+        outside=outside,
+        now=now,
+    )
 
 
 def read_text(path: str) -> str | None:

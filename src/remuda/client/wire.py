@@ -328,3 +328,4 @@ class ServerView(Reply, frozen=True, kw_only=True):
     idle_stop_s: int
     unfinished: int
     database: str
+    outside: str | None = None  # where nodes from outside arrive

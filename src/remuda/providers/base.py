@@ -266,6 +266,23 @@ def wall_clock() -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """How nodes from anywhere reach the control plane: HTTPS, by a certificate that they know by its hash.
+
+    GET {address}/boot/v1/HASH gives everybody the file of that SHA-256; nodes check it. The calls that pack something
+    block for seconds the first time.
+    """
+
+    address: str  # https://host:port
+    pin: str  # SHA-256 of the certificate, in hexadecimal
+    key_pin: str  # of its public key, as `curl --pinnedpubkey` takes it
+    agent: Callable[[], str]  # the hash of the agent's archive
+    pythons: Callable[[], Mapping[str, str]]  # by `uname -sm`: the hash of a .tar.gz with a Python that needs nothing
+    shelve: Callable[[bytes], str]  # give out a file of the provider's own; its hash
+    claim_token: Callable[[str, int], str]  # of a gang's rank: good for one claim and nothing else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderContext:
     """What a provider is given when it is made. `settings` is its own table, checked and with defaults filled in."""
 
@@ -275,4 +292,5 @@ class ProviderContext:
     agent_command: Sequence[str] = ()  # starts the agent on this machine; the config file's path is appended
     agent_archive: Callable[[], bytes] | None = None  # the agent as one file that any Python >= 3.8 runs
     server_address: str = ""  # where the control plane listens: unix:/path or http(s)://host:port
+    outside: Outside | None = None  # None: `server.tls_listen` is not set, so that nodes cannot come to us
     now: Callable[[], datetime] = wall_clock

@@ -18,7 +18,16 @@ from pathlib import Path
 from types import ModuleType
 
 from remuda.domain.tasks import Scalar
-from remuda.providers.base import Manifest, Provider, ProviderContext, ProviderError, Setting, SettingKind, wall_clock
+from remuda.providers.base import (
+    Manifest,
+    Outside,
+    Provider,
+    ProviderContext,
+    ProviderError,
+    Setting,
+    SettingKind,
+    wall_clock,
+)
 
 Tables = Mapping[str, Mapping[str, Scalar]]  # [providers.<name>] of the settings file
 
@@ -79,6 +88,7 @@ def load(
     agent_command: Sequence[str] = (),
     agent_archive: Callable[[], bytes] | None = None,
     server_address: str = "",
+    outside: Outside | None = None,
     now: Callable[[], datetime] = wall_clock,
 ) -> dict[str, Provider]:
     """Make the enabled providers, each with a folder of its own under `home`; only these are imported.
@@ -91,6 +101,7 @@ def load(
         agent_command=agent_command,
         agent_archive=agent_archive,
         server_address=server_address,
+        outside=outside,
         now=now,
     )
     return {known.name: maker.make(known, tables.get(known.name, {})) for known in enabled(tables)}
@@ -105,6 +116,7 @@ class Maker:
     agent_command: Sequence[str] = ()
     agent_archive: Callable[[], bytes] | None = None
     server_address: str = ""
+    outside: Outside | None = None
     now: Callable[[], datetime] = wall_clock
 
     def make(self, known: Known, table: Mapping[str, Scalar]) -> Provider:
@@ -120,6 +132,7 @@ class Maker:
             agent_command=tuple(self.agent_command),
             agent_archive=self.agent_archive,
             server_address=self.server_address,
+            outside=self.outside,
             now=self.now,
         )
         provider: Provider = _module(known).make(context)

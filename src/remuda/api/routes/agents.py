@@ -49,6 +49,7 @@ class ClaimAnswer(Reply, frozen=True, kw_only=True):
     after_s: float | None = None
     work: Assignment | None = None
     lease_s: float | None = None
+    token: str | None = None  # to be shown from now on, where the claim was made with a token for one claim
 
 
 class MessagesAsk(Struct, frozen=True, kw_only=True):
@@ -65,6 +66,7 @@ class MessagesAnswer(Reply, frozen=True, kw_only=True):
 
     ack: int
     lease_s: float
+    every_s: float | None = None
 
 
 class LogAnswer(Reply, frozen=True, kw_only=True):
@@ -100,11 +102,12 @@ class ExecAnswer(Reply, frozen=True, kw_only=True):
 async def claim(request: Request) -> Response:
     house = _speak(request)
     ask = await read(request, ClaimAsk)
-    house.tokens.check(request, ask.gang)
+    once = house.tokens.check_claim(request, ask.gang, ask.rank)
     match await house.plant.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host):
         case Go(work=work, lease=lease):
             work = replace(work, log_limit_mib=house.settings.whole("logs.job_mib"))
-            return reply(ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds()))
+            token = house.tokens.of(ask.gang) if once else None
+            return reply(ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token))
         case Wait(after=after):
             return reply(ClaimAnswer(state="wait", after_s=after.total_seconds()))
         case Refused(reason=reason):
@@ -121,7 +124,8 @@ async def messages(request: Request) -> Response:
     answer = await house.plant.agents.messages(ask.gang, ask.rank, ask.nonce, ask.messages)
     if isinstance(answer, NotYours):
         raise Problem("claimed", answer.reason)
-    return reply(MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds()))
+    every = None if answer.every is None else answer.every.total_seconds()
+    return reply(MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every))
 
 
 @router.post(

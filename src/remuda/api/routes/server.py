@@ -45,6 +45,7 @@ async def server(request: Request) -> Response:
             idle_stop_s=house.settings.whole("server.idle_stop_s"),
             unfinished=sum(count for phase, count in counts.items() if phase not in JOB_ENDS),
             database=house.database,
+            outside=house.outside,
         )
     )
 

@@ -12,6 +12,7 @@ class AgentConfig:
     gang: str
     rank: int
     address: str
+    pin: str | None = None  # of the certificate behind an https address
     token: str = field(repr=False)
     home: str
     cache: str

@@ -21,11 +21,11 @@ import asyncssh
 import msgspec
 
 from remuda.providers.base import NoCapacity, Refused, TryAgain
-from remuda.providers.ssh import parcels
+from remuda.providers.hosts import parcels
+from remuda.providers.hosts.parcels import Parcel
 from remuda.providers.ssh.dial import CannotConnect, Dialled, Ways, dial
 from remuda.providers.ssh.inventory import Entry
 from remuda.providers.ssh.machines import Facts
-from remuda.providers.ssh.parcels import Parcel
 
 _T = TypeVar("_T")
 ASK_TIMEOUT_S = 60  # of one answer; a launch writes a few files

@@ -24,6 +24,7 @@ from remuda.providers.base import (
     TryAgain,
 )
 from remuda.providers.hosts.models import say_models
+from remuda.providers.hosts.parcels import Parcel, make_parcel
 from remuda.providers.hosts.records import read, write
 from remuda.providers.ssh.books import Books
 from remuda.providers.ssh.dial import Ways
@@ -31,7 +32,6 @@ from remuda.providers.ssh.herd import Herd
 from remuda.providers.ssh.inventory import read_inventory
 from remuda.providers.ssh.link import Base, Link
 from remuda.providers.ssh.machines import Facts, Known, list_offers, make_hosts, make_machine
-from remuda.providers.ssh.parcels import Parcel, make_parcel
 from remuda.providers.ssh.placing import place_ranks
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices come and go rarely, and asking drivers is slow

@@ -1,0 +1,178 @@
+"""Nodes that come from anywhere: the bootstrap script, files by hash, a pinned certificate, a token for one claim."""
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.system.server_home import home_at, wait_until
+
+from remuda.agent.bundle import make_archive
+from remuda.api.outside.certificate import load_certificate
+from remuda.api.outside.shelf import Shelf
+from remuda.api.tokens import load_tokens
+from remuda.client import Client, connect
+from remuda.providers.base import Outside
+from remuda.providers.hosts.boot import make_boot_script, make_config
+
+pytestmark = pytest.mark.system
+
+CLOUD = (
+    """
+[[offers]]
+instance_type = "free"
+price_usd_hr = 0.0
+cpus = 4
+memory_gib = 8
+capacity = 9
+"""
+    + "[[launches]]\nlatency_s = 0.0\nboots = false\n" * 9
+    + "[[removals]]\nlatency_s = 0.0\ntakes_s = 0.0\n" * 9
+)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    (tmp_path / "cloud.toml").write_text(CLOUD)
+    with home_at(tmp_path / "home") as _:
+        (tmp_path / "settings.toml").write_text(
+            "[server]\ntls_listen = '127.0.0.1:0'\n[providers.local]\nenabled = false\n"
+            f"[providers.fake]\nscript = '{tmp_path}/cloud.toml'\n"
+        )
+        with connect() as client:
+            yield client
+
+
+def outside_of(client: Client, home: Path) -> Outside:
+    """What a provider of that server is told."""
+    address = client.server().outside
+    assert address is not None
+    certificate, shelf = load_certificate(str(home / "tls.pem")), Shelf(home / "shelf")
+    return Outside(
+        address=address,
+        pin=certificate.pin,
+        key_pin=certificate.key_pin,
+        agent=lambda: shelf.put(make_archive()),
+        pythons=dict,
+        shelve=shelf.put,
+        claim_token=load_tokens(str(home / "agents.key")).of_claim,
+    )
+
+
+def gang_of(client: Client, name: str) -> str:
+    def look() -> str:
+        attempts = client.job("default", name).attempts
+        return attempts[-1].gang if attempts and attempts[-1].launched_at else ""
+
+    wait_until(look)
+    return look()
+
+
+def boot(outside: Outside, gang: str, folder: Path, *, path: str | None = None) -> "subprocess.CompletedProcess[str]":
+    config = make_config(outside, gang, 0, lease_s=600, grace_s=1, folder=str(folder))
+    script = make_boot_script(outside, [config], folder=str(folder))
+    env = {**os.environ, **({"PATH": path} if path else {})}
+    return subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("tool", ["curl", "wget", "python3"])
+def test_a_node_boots_from_outside_with_one_tool_alone(client: Client, tmp_path: Path, tool: str) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in {tool, "python3", "mkdir", "chmod", "mv", "rm", "cat", "uname", "sha256sum", "cut", "sleep", "sh"}:
+        found = shutil.which(name)
+        if found is None:
+            pytest.skip(f"this machine has no {name}")
+        if name == "python3":
+            (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            (tools / name).chmod(0o755)
+        else:
+            (tools / name).symlink_to(found)
+    made = client.submit("{name: far, run: 'echo from far away', workdir: null}")
+    outside = outside_of(client, tmp_path / "home")
+    done = boot(outside, gang_of(client, "far"), tmp_path / "node", path=str(tools))
+    assert done.returncode == 0, done.stderr
+    assert b"".join(client.logs("default", made.name, follow=True)) == b"from far away\n"
+    wait_until(lambda: client.job("default", "far").phase == "done")
+
+
+def test_a_bootstrap_token_is_good_for_one_claim_and_nothing_else(client: Client, tmp_path: Path) -> None:
+    client.submit(f"{{name: once, run: 'while [ ! -e {tmp_path}/go ]; do sleep 0.05; done', workdir: null}}")
+    outside = outside_of(client, tmp_path / "home")
+    gang = gang_of(client, "once")
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(boot, outside, gang, tmp_path / "first")
+        try:
+            kept = tmp_path / f"first/{gang}/0/token"
+            wait_until(lambda: client.job("default", "once").phase == "running")
+            token = json.loads((tmp_path / "first/config-0.json").read_text())["token"]
+            assert token == outside.claim_token(gang, 0)
+            assert kept.read_text() not in ("", token)
+            assert kept.stat().st_mode & 0o077 == 0
+            assert _status(outside, f"/agent/v1/orders?gang={gang}&rank=0", token) == 403
+            assert _status(outside, f"/agent/v1/orders?gang={gang}&rank=0", kept.read_text()) == 200
+            claim = {"gang": gang, "rank": 0, "nonce": "another", "address": "x"}
+            assert _status(outside, "/agent/v1/claim", token, claim) == 409
+            assert _status(outside, "/agent/v1/claim", token, {**claim, "rank": 1}) == 403
+            assert boot(outside, gang, tmp_path / "second").returncode == 0  # dismissed: it leaves and does nothing
+            assert not (tmp_path / f"second/{gang}/0/token").exists()
+            assert client.job("default", "once").phase == "running"
+        finally:
+            (tmp_path / "go").touch()
+        assert first.result().returncode == 0
+    wait_until(lambda: client.job("default", "once").phase == "done")
+
+
+def test_users_routes_are_not_outside(client: Client, tmp_path: Path) -> None:
+    outside = outside_of(client, tmp_path / "home")
+    token = (tmp_path / "home/token").read_text().strip()
+    assert _status(outside, "/v1/server", token) == 404
+    assert _status(outside, "/v1/health", None) == 200
+    assert _status(outside, f"/boot/v1/{'0' * 64}", None) == 404
+    assert _status(outside, "/boot/v1/..%2ftoken", None) in (404, 422)
+
+
+def test_an_agent_says_nothing_to_another_certificate(client: Client, tmp_path: Path) -> None:
+    client.submit("{name: mitm, run: 'echo no', workdir: null}")
+    outside = replace(outside_of(client, tmp_path / "home"), pin="0" * 64)
+    gang = gang_of(client, "mitm")
+    config = make_config(outside, gang, 0, lease_s=600, grace_s=1, folder=str(tmp_path / "node"))
+    script = make_boot_script(outside, [config], folder=str(tmp_path / "node"))
+    node = subprocess.Popen(["/bin/sh"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert node.stdin is not None
+    assert node.stderr is not None
+    node.stdin.write(script)
+    node.stdin.close()
+    try:
+        assert "another certificate than the control plane's" in node.stderr.readline()
+        assert client.job("default", "mitm").attempts[-1].nodes[0].claimed_at is None
+    finally:
+        node.kill()
+        node.wait()
+        node.stderr.close()
+
+
+def _status(outside: Outside, path: str, token: str | None, body: Any = None) -> int:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    headers = {"Remuda-Agent-Protocol": "1", **({"Authorization": f"Bearer {token}"} if token else {})}
+    request = urllib.request.Request(
+        outside.address + path, headers=headers, data=None if body is None else json.dumps(body).encode()
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
