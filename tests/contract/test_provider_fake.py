@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,7 +23,8 @@ class FakePlace:
 
     def __init__(self, fate: Fate) -> None:
         self._clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
-        self._script = Script(offers=DEFAULT.offers, launches=(fate,) * 20)
+        offers = tuple(replace(offer, capacity=250) for offer in DEFAULT.offers)
+        self._script = Script(offers=offers, launches=(fate,) * 20)
         self._cloud: FakeCloud | None = None
 
     def provider(self, installation: str) -> Account:
