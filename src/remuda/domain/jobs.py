@@ -6,7 +6,7 @@ A node runs our agent.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from remuda.domain.offers import Offer
