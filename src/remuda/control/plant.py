@@ -4,14 +4,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 from remuda.control.agents.checkpoints import CheckpointDesk
+from remuda.control.agents.data import DataDesk
 from remuda.control.agents.desk import AgentDesk, OpenSecrets, ReadBlob, Supplies
 from remuda.control.clock import Clock
 from remuda.control.desk import JobDesk, JobIds, gang_name
 from remuda.control.loop import Driver
+from remuda.control.markets.book import MarketBook
+from remuda.control.markets.guide import Guide
+from remuda.control.markets.reliefs import Beside, Reliefs
 from remuda.control.places import Places
 from remuda.control.queue import QueueReconciler
 from remuda.control.reconcile import QUEUE, JobReconciler, Outside
@@ -47,6 +52,7 @@ class Surroundings:
     storage: Callable[[Job], str]  # a job's folder that outlives its attempts
     folders: CheckpointFolders | None = None  # where checkpoints are kept; None: every place reaches `storage`
     read_blob: ReadBlob | None = None  # parts of frozen folders
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the server: keys of storages that all may use
     post: Post | None = None  # how webhooks are sent; None: by HTTP
 
 
@@ -75,18 +81,24 @@ class Plant:
             storage=surroundings.storage,
             shares_files=lambda name: name in providers and providers[name].manifest.shares_files,
         )
+        self.data = DataDesk(store, clock, surroundings.open_secrets, surroundings.environment)
         supplies = Supplies(
             open_secrets=surroundings.open_secrets,
             checkpoint=self.checkpoints.ready,
+            pace=self.checkpoints.pace,
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=surroundings.read_blob,
         )
         self.agents = AgentDesk(store, clock, self.hint, supplies)
+        self.book = MarketBook(store, clock)
+        self.guide = Guide(store, self.places, clock, self.book)
+        gang_of = partial(gang_name, installation)
         self._queue = QueueReconciler(
             store,
             self.places,
             clock,
-            gang_of=lambda attempt: gang_name(installation, attempt),
+            guide=self.guide,
+            gang_of=gang_of,
             hint=self.hint,
             notify=self._notify,
         )
@@ -100,6 +112,7 @@ class Plant:
                 carrier=surroundings.carrier,
                 hint=self.hint,
                 notify=self._notify,
+                reliefs=Reliefs(clock, Beside(guide=self.guide, places=self.places, gang_of=gang_of)),
             ),
         )
         self.sweeper = Sweeper(store, self.places, clock)

@@ -4,19 +4,22 @@ Placing a job writes the attempt, its nodes, what it holds and the job's new pha
 launches. A head that is all blocked is read no further, except now and then, for jobs that fit elsewhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from remuda.catalog.query import Matches
 from remuda.control.clock import Clock
 from remuda.control.jobs import cap_of
+from remuda.control.markets.guide import Guide, is_steered
+from remuda.control.markets.reliefs import make_attempt
 from remuda.control.places import Places, Snapshot
 from remuda.costs.metering import total
 from remuda.domain.events import Event
-from remuda.domain.jobs import Attempt, Job, JobPhase, Node, attempt_id
+from remuda.domain.jobs import Course, Job, JobPhase, attempt_id
 from remuda.domain.tasks import Resources
 from remuda.domain.units import Money
+from remuda.planner.courses import Advice
 from remuda.planner.placements import Situation
 from remuda.planner.prospects import Prospects, find_prospects, match
 from remuda.scheduler.turns import Capacity, Place, Stay, Turns, Waiting, place_of
@@ -41,6 +44,7 @@ class QueueReconciler:
         places: Places,
         clock: Clock,
         *,
+        guide: Guide,
         gang_of: Callable[[str], str],
         hint: Callable[[str], None],
         notify: Callable[[str, str], None],
@@ -48,6 +52,7 @@ class QueueReconciler:
         self._store = store
         self._places = places
         self._clock = clock
+        self._guide = guide
         self._gang_of = gang_of
         self._hint = hint
         self._notify = notify
@@ -106,6 +111,7 @@ class QueueReconciler:
         snapshot = await self._market()
         turns = Turns(await self._capacity(snapshot))
         stays: list[Stay] = []
+        courses: dict[str, Course | None] = {}
         again: list[datetime] = []
         changed = 0
         for job in head:
@@ -113,10 +119,11 @@ class QueueReconciler:
             decision = self._decide(job, prospects, turns)
             match decision:
                 case Place():
-                    await self._place(decision, snapshot, now)
+                    await self._place(decision, prospects.course, snapshot, now)
                     changed += 1
                 case Stay():
                     stays.append(decision)
+                    courses[job.id] = prospects.course
                     again += [prospects.again_at] if prospects.again_at else []
                 case None:
                     await self._give_up(job, prospects.reason, now)
@@ -125,7 +132,7 @@ class QueueReconciler:
                 more = False
                 break
             await self._clock.rest()
-        await self._explain(stays)
+        await self._explain(stays, courses, now)
         self._blocked = len(stays) > 0
         self._behind = turns.blocked
         if more and changed:
@@ -135,7 +142,7 @@ class QueueReconciler:
     def _decide(self, job: Job, prospects: Prospects, turns: Turns) -> Place | Stay | None:
         """The job's turn; None if it has none and never will."""
         if prospects.offers:
-            gang = self._gang_of(attempt_id(job.id, job.attempt + 1))
+            gang = self._gang_of(attempt_id(job.id, job.last_number + 1))
             return turns.decide(Waiting(job=job, gang=gang, offers=prospects.offers))
         return None if prospects.hopeless else Stay(job=job, reason=prospects.reason, behind=())
 
@@ -155,6 +162,11 @@ class QueueReconciler:
         return snapshot
 
     async def _prospects(self, job: Job, snapshot: Snapshot, now: datetime) -> Prospects:
+        if is_steered(job):
+            advice = await self._guide.place(job, snapshot)
+            if advice is not None:
+                course = Course(at=now, mode=advice.mode, reason=advice.reason)
+                return Prospects(offers=advice.offers, reason=_wait(advice), again_at=advice.again_at, course=course)
         need = job.task.resources
         matches = self._matches.get(need)
         if matches is None:
@@ -176,25 +188,24 @@ class QueueReconciler:
         hosts = snapshot.market.hosts
         return Capacity(hosts=hosts, holds=await self._store.holds() if hosts else (), used=snapshot.used)
 
-    async def _place(self, place: Place, snapshot: Snapshot, now: datetime) -> None:
+    async def _place(self, place: Place, course: Course | None, snapshot: Snapshot, now: datetime) -> None:
         """Write the intent; everything that follows can be found again from it."""
-        job, number = place.job, place.job.attempt + 1
-        mine = attempt_id(job.id, number)
-        attempt = Attempt(
-            id=mine,
-            job_id=job.id,
-            project=job.project,
-            number=number,
-            gang=self._gang_of(mine),
-            offer=place.offer,
-            nodes=job.task.nodes,
-            reason="placed",
-            created_at=now,
-            since=now,
-        )
+        job = place.job
+        attempt, nodes = make_attempt(job, place.offer, self._gang_of, now, "placed")
         reason = f"starts on {place.offer.key}"
-        started = replace(job, phase=JobPhase.STARTING, since=now, reason=reason, attempt=number, not_before=None)
-        nodes = [Node(attempt_id=mine, project=job.project, rank=rank) for rank in range(job.task.nodes)]
+        if course is not None:
+            course = replace(course, at=now, place=place.offer.key)
+            reason = f"{reason}: {course.reason}"
+        started = replace(
+            job,
+            phase=JobPhase.STARTING,
+            since=now,
+            reason=reason,
+            attempt=attempt.number,
+            numbered=attempt.number if job.numbered else 0,
+            not_before=None,
+            course=course or job.course,
+        )
         await self._store.commit(
             Changes(
                 jobs=[started],
@@ -214,11 +225,17 @@ class QueueReconciler:
         if job.task.webhooks:
             self._notify(job.id, "failure")
 
-    async def _explain(self, stays: Sequence[Stay]) -> None:
-        """Say why on the first jobs that stay, where it is news."""
-        news = [replace(stay.job, reason=stay.reason) for stay in stays[:_EXPLAINED] if stay.reason != stay.job.reason]
+    async def _explain(self, stays: Sequence[Stay], courses: Mapping[str, Course | None], now: datetime) -> None:
+        """Say why on the first jobs that stay, where it is news; a decision of the policy is an event too."""
+        told = [stay for stay in stays[:_EXPLAINED] if stay.reason != stay.job.reason]
+        news = [replace(stay.job, reason=stay.reason, course=courses[stay.job.id] or stay.job.course) for stay in told]
+        events = [_event(job, now, "waits", job.reason) for job in news if courses[job.id] is not None]
         if news:
-            await self._store.commit(Changes(jobs=news))
+            await self._store.commit(Changes(jobs=news, events=events))
+
+
+def _wait(advice: Advice) -> str:
+    return advice.reason if advice.offers else f"waits: {advice.reason}"
 
 
 def _event(job: Job, now: datetime, kind: str, text: str) -> Event:

@@ -15,6 +15,8 @@ from remuda.control.agents.desk import AgentDesk, first_lease, lease_paid_by
 from remuda.control.attempts import AttemptView, Look, Seen, decide_attempt
 from remuda.control.clock import Clock
 from remuda.control.jobs import JobView, decide_job
+from remuda.control.markets.book import sights_of
+from remuda.control.markets.reliefs import Reliefs
 from remuda.control.places import Places
 from remuda.control.scene import Scene
 from remuda.costs.metering import bill, total
@@ -63,6 +65,7 @@ class Outside:
     carrier: Callable[[str], Carrier]  # by gang
     hint: Callable[[str], None]
     notify: Notify
+    reliefs: Reliefs
 
 
 class JobReconciler:
@@ -92,7 +95,7 @@ class JobReconciler:
     async def _pass(self, job_id: str) -> timedelta | None:
         job = await self._store.job(job_id)
         attempts = await self._store.attempts(job_id)
-        if any(attempt.number > job.attempt for attempt in attempts):
+        if any(attempt.number > job.last_number for attempt in attempts):
             return _AT_ONCE  # the queue placed the job between the two reads: its new attempt is wanted
         # Places are asked before the nodes are read: an agent reports its end before its place can show it.
         for attempt in attempts:
@@ -127,7 +130,10 @@ class JobReconciler:
         action = decide_job(view, now)
         match action:
             case jobs.LookAgain():
-                return action.after
+                beside = await self._out.reliefs.step(scene)
+                return None if beside is None else min(action.after, beside)
+            case jobs.Requeue() if scene.reliefs:
+                return self._out.reliefs.take_over(scene, action, now)
             case jobs.Turn():
                 self._turn(scene, action, now)
             case jobs.Requeue():
@@ -143,6 +149,7 @@ class JobReconciler:
         if scene.job.phase not in JOB_ENDS and jobs.cap_of(scene.job) is not None:
             spent, rate = await self._spending(scene, now)
             self._bound_leases(scene, spent, rate, now)
+            scene.spent = spent
         return JobView(job=scene.job, attempt=scene.latest, spent=spent, rate=rate, ran=scene.ran(now))
 
     async def _spending(self, scene: Scene, now: datetime) -> tuple[Money, HourlyRate]:
@@ -192,6 +199,7 @@ class JobReconciler:
                 reason=again.reason,
                 retries={**job.retries, again.kind: job.retries.get(again.kind, 0) + 1},
                 avoid=avoid,
+                reliefs=(),
                 not_before=now + again.delay if again.delay else None,
             )
         )
@@ -361,6 +369,8 @@ class JobReconciler:
             case AttemptPhase.LAUNCHING:
                 raise AssertionError("no attempt goes back to its launch")
         scene.put_attempt(changed)
+        for seen in sights_of(attempt, changed, scene.nodes[attempt.id], now):
+            scene.see(seen)
 
     async def _close(self, scene: Scene, attempt: Attempt, now: datetime) -> datetime:
         """Charge each node's whole life and let go of what the gang held; when the gang ended."""

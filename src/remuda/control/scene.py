@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import ATTEMPT_MOVES, JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Node
 from remuda.domain.markets import Observation
+from remuda.domain.units import Money
 from remuda.store.base import Changes
 
 
@@ -21,6 +22,7 @@ class Scene:
         self.job = job
         self.attempts = {attempt.number: attempt for attempt in attempts}
         self.nodes = {group[0].attempt_id: list(group) for group in nodes if group}
+        self.spent: Money | None = None  # as of this pass, where the job may not spend without end
         self.notices: list[str] = []  # what to tell the outside once the changes are written
         self._jobs = False
         self._attempts: set[int] = set()

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from remuda.catalog.fit import match_offers
 from remuda.catalog.query import Constraint, Matches
-from remuda.domain.jobs import Job
+from remuda.domain.jobs import Course, Job
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
 from remuda.domain.tasks import Task
@@ -44,6 +44,7 @@ class Prospects:
     reason: str = ""
     hopeless: bool = False
     again_at: datetime | None = None  # when an offer that failed may be tried again
+    course: Course | None = None  # the decision that these offers come from, where a policy made one
 
 
 def find_prospects(
@@ -70,6 +71,12 @@ def find_prospects(
     if again_at - now > _LONG:
         return _hopeless(market, job.reason)
     return Prospects(reason=f"{job.reason}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at)
+
+
+def find_usable(job: Job, market: Market, matches: Matches, objections: Objections) -> Sequence[Offer]:
+    """The offers that this job may use at all, whatever its limits and what failed lately; cheapest first."""
+    able, _ = _able(job, market, matches.offers, objections)
+    return able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
 
 
 def match(job: Job, market: Market) -> Matches:

@@ -1,0 +1,157 @@
+"""Asks the deadline policy about one job: gathers what it is to know, and turns its answer into offers."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from remuda.control.clock import Clock
+from remuda.control.jobs import cap_of, deadline_of
+from remuda.control.markets.book import MarketBook
+from remuda.control.places import Places, Snapshot
+from remuda.costs.metering import total
+from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import SpotPolicy
+from remuda.domain.units import Money
+from remuda.planner.courses import Advice, Setting, Standpoint, advise, find_setting, share_done
+from remuda.planner.markets import Knowledge
+from remuda.planner.prospects import find_usable, match
+from remuda.store.base import Store
+
+_LONG = timedelta(hours=2)  # offers avoided for longer were refused: a person must act
+_OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
+_COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})
+_LAST = timedelta(seconds=30)  # offers this old will do for a job that has a place
+
+
+def is_steered(job: Job) -> bool:
+    """Whether the deadline policy decides about this job."""
+    return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
+
+
+class Guide:
+    """Knows what to do with a steered job now."""
+
+    def __init__(self, store: Store, places: Places, clock: Clock, book: MarketBook) -> None:
+        self._store = store
+        self._places = places
+        self._clock = clock
+        self.book = book
+
+    async def place(self, job: Job, snapshot: Snapshot) -> Advice | None:
+        """Where a job without a gang should start, or that it should wait; None where the policy has no say."""
+        attempts = await self._store.attempts(job.id) if job.attempt else []
+        found = await self._ground(job, attempts, snapshot, None)
+        if found is None:
+            return None
+        setting, knowledge, standpoint = found
+        now = self._clock.now()
+        advice = advise(setting, knowledge, standpoint, now, avoid=job.avoid)
+        return _usable_now(advice, job, knowledge, now)
+
+    async def review(self, job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node]) -> Advice | None:
+        """Whether a job's gang is where it should be; None where the policy has no say."""
+        current = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
+        if current is None or current.phase in _OVER:
+            return None
+        if job.task.checkpoint is None and current.running_at is not None:
+            return None  # whatever was done would be lost
+        snapshot = await self._places.market(_LAST)
+        found = await self._ground(job, attempts, snapshot, current, nodes)
+        if found is None:
+            return None
+        setting, knowledge, standpoint = found
+        now = self._clock.now()
+        advice = advise(setting, knowledge, standpoint, now, avoid=job.avoid)
+        return _usable_now(advice, job, knowledge, now)
+
+    async def successor(self, job: Job, attempts: Sequence[Attempt], current: Attempt) -> Advice | None:
+        """Where to go from a gang that is about to be taken away; None where the policy has no say."""
+        snapshot = await self._places.market()
+        found = await self._ground(job, attempts, snapshot, None)
+        if found is None:
+            return None
+        setting, knowledge, standpoint = found
+        now = self._clock.now()
+        avoid = {**job.avoid, current.offer.key: now + timedelta(minutes=1)}
+        return _usable_now(advise(setting, knowledge, standpoint, now, avoid=avoid), job, knowledge, now)
+
+    async def ground(self, job: Job) -> tuple[Setting, Knowledge, Standpoint] | None:
+        """What the policy is told now: for an outlook on the rest of the job."""
+        attempts = await self._store.attempts(job.id)
+        current = next((x for x in attempts if x.number == job.attempt and x.phase not in _OVER), None)
+        nodes = await self._store.nodes(current.id) if current else ()
+        return await self._ground(job, attempts, await self._places.market(_LAST), current, nodes)
+
+    async def _ground(
+        self,
+        job: Job,
+        attempts: Sequence[Attempt],
+        snapshot: Snapshot,
+        current: Attempt | None,
+        nodes: Sequence[Node] = (),
+    ) -> tuple[Setting, Knowledge, Standpoint] | None:
+        deadline, now = deadline_of(job), self._clock.now()
+        if deadline is None or not is_steered(job):
+            return None
+        usable = find_usable(job, snapshot.market, match(job, snapshot.market), self._places.objections)
+        offers = [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
+        if not offers:
+            return None
+        await self.book.note_prices(offers)
+        knowledge = await self.book.knowledge([offer.key for offer in offers if not offer.shared])
+        standpoint = Standpoint(
+            submitted_at=job.submitted_at,
+            deadline=deadline,
+            done=_done(job, attempts, nodes, now, current),
+            current=current.offer if current else None,
+            works=current is not None and current.phase not in _COMING,
+            starting_for=now - current.created_at if current else timedelta(0),
+            home=attempts[-1].offer if attempts else None,
+            setup=_setup_time(job, nodes),
+            budget_left=await self._budget_left(job),
+        )
+        setting = find_setting(job.task, offers, knowledge, standpoint, floor=not attempts)
+        return None if setting is None else (setting, knowledge, standpoint)
+
+    async def _budget_left(self, job: Job) -> Money | None:
+        cap = cap_of(job)
+        if cap is None:
+            return None
+        return Money(max(0, cap.micros - total(await self._store.charges(job.id)).micros))
+
+
+def _done(
+    job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node], now: datetime, current: Attempt | None
+) -> float:
+    """By the time that the work ran; where the task says itself how far it is, by that."""
+    if job.task.checkpoint is None and current is None:
+        return 0.0
+    for node in nodes:
+        said = node.progress.get("fraction")
+        if isinstance(said, float) and 0 <= said <= 1:
+            return said
+    return share_done(job.task, attempts, now, job.attempt)
+
+
+def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
+    if job.task.setup is None:
+        return timedelta(0)
+    spans = [node.running_at - node.claimed_at for node in nodes if node.running_at and node.claimed_at]
+    return max(spans, default=None)
+
+
+def _usable_now(advice: Advice, job: Job, knowledge: Knowledge, now: datetime) -> Advice:
+    """Offers that failed a moment ago come when their time is over; on demand the next best is there at once."""
+    if not advice.offers:
+        return advice
+
+    def free_at(offer: Offer) -> datetime:
+        rest = knowledge.resting_until(offer.key) if offer.purchase is Purchase.ON_DEMAND else None
+        return max(at for at in (job.avoid.get(offer.key), rest, now) if at is not None)
+
+    ready = tuple(offer for offer in advice.offers if free_at(offer) <= now)
+    if ready:
+        return Advice(mode=advice.mode, offers=ready, again_at=advice.again_at, reason=advice.reason)
+    again = min(free_at(offer) for offer in advice.offers)
+    reason = f"{advice.reason}, and every place for it said no a moment ago"
+    return Advice(mode=advice.mode, again_at=again, reason=reason)

@@ -1,0 +1,247 @@
+"""A second gang for a job whose own gang works still, or does not come up: started beside it, and given the job once
+the first can do no more work. Claims guard it: a gang that is not the job's own is granted ranks and no work, and the
+job changes hands in one write that every claim of the old gang still open would make stale.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from remuda.control.clock import Clock
+from remuda.control.jobs import Requeue, cap_of
+from remuda.control.markets.guide import Guide, is_steered
+from remuda.control.places import Places
+from remuda.control.scene import Scene
+from remuda.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, attempt_id
+from remuda.domain.offers import Offer
+from remuda.planner.courses import Advice
+
+_SETTLED = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
+_COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})
+_REVIEW = timedelta(seconds=60)  # between two looks at whether a job is where it should be
+_HANDOVER = timedelta(seconds=30)  # for the last checkpoint of the gang that leaves, or the task's grace if longer
+_LONGEST_WAIT = timedelta(minutes=10)  # for a checkpoint to leave at
+_START = timedelta(minutes=10)  # that two gangs may have to be paid for at once
+_SOON = timedelta(seconds=1)
+_NONE = timedelta.max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What starting a gang needs from around."""
+
+    guide: Guide
+    places: Places
+    gang_of: Callable[[str], str]
+
+
+class Reliefs:
+    """Steps of one job that concern gangs beside its own; each changes the scene, and says when to look again."""
+
+    def __init__(self, clock: Clock, beside: Beside) -> None:
+        self._clock = clock
+        self._out = beside
+        self._reviewed: dict[str, datetime] = {}
+
+    async def step(self, scene: Scene) -> timedelta | None:
+        """What there is to do now, before the job's own next step; None once something was done."""
+        now, job, own = self._clock.now(), scene.job, scene.latest
+        if self._drop(scene, now):
+            return None
+        if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or job.stop_reason is not None or own is None:
+            self._reviewed.pop(job.id, None)
+            return _NONE
+        if own.phase in _SETTLED or own.offer.shared:
+            return _NONE
+        if scene.reliefs:
+            return self._watch(scene, own, now)
+        if (until := _taken_at(scene, own)) is not None and until > now and own.phase is AttemptPhase.RUNNING:
+            return await self._succeed(scene, own, now)
+        return await self._review(scene, own, now)
+
+    def take_over(self, scene: Scene, again: Requeue, now: datetime) -> timedelta | None:
+        """The job's own gang is lost: give the job to one beside it, once the old one surely works no more."""
+        own = scene.latest
+        assert own is not None
+        if not _is_quiet(own, scene.nodes.get(own.id, ())):
+            return _SOON
+        ready = [relief for relief in scene.reliefs if _is_ready(scene, relief)]
+        self._swap(scene, (ready or scene.reliefs)[0], again.reason.removesuffix("; tried again"), now, again.kind)
+        return None
+
+    # Reliefs that are there
+
+    def _drop(self, scene: Scene, now: datetime) -> bool:
+        """Forget those that came to nothing."""
+        job = scene.job
+        lost = [scene.attempts[n] for n in job.reliefs if n in scene.attempts and scene.attempts[n].phase in _SETTLED]
+        if not lost:
+            return False
+        left = tuple(number for number in job.reliefs if number not in {attempt.number for attempt in lost})
+        scene.put_job(replace(job, reliefs=left))
+        for attempt in lost:
+            scene.tell(now, "relief", f"attempt {attempt.number} is not needed or failed: {attempt.reason}")
+        return True
+
+    def _watch(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
+        """Give the job to a relief that is ready, or ask the gang that works to leave at a checkpoint."""
+        ready = next((relief for relief in scene.reliefs if _is_ready(scene, relief)), None)
+        if ready is None:
+            return _NONE
+        if not _has_work(scene, own):
+            self._swap(scene, ready, f"it was ready before attempt {own.number}", now)
+            return None
+        if _taken_at(scene, own) is not None:
+            return _NONE
+        wait = _until_boundary(scene, own, ready, now)
+        if wait > timedelta(0):
+            return wait
+        notice = max(_HANDOVER, scene.job.task.grace)
+        scene.put_attempt(replace(own, drill_until=now + notice))
+        scene.tell(
+            now, "handover", f"leaves for attempt {ready.number} on {ready.offer.key}, which is ready", own.number
+        )
+        return None
+
+    def _swap(self, scene: Scene, relief: Attempt, why: str, now: datetime, kind: str | None = None) -> None:
+        """The relief is the job's gang from now on. A rank of the old gang that is being claimed now is not granted."""
+        job, own = scene.job, scene.latest
+        assert own is not None
+        if own.phase not in _SETTLED:
+            for node in scene.nodes[own.id]:
+                scene.put_node(node)
+        later = tuple(number for number in job.reliefs if number > relief.number)
+        retries = {**job.retries, kind: job.retries.get(kind, 0) + 1} if kind else job.retries
+        text = f"attempt {relief.number} on {relief.offer.key} takes over: {why}"
+        changed = replace(job, attempt=relief.number, reliefs=later, retries=retries, reason=text)
+        if job.phase is JobPhase.RUNNING:
+            changed = replace(changed, phase=JobPhase.STARTING, since=now)
+        scene.put_job(changed)
+        scene.tell(now, "takeover", text)
+
+    # Starting one
+
+    async def _succeed(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
+        """The place takes the gang back soon: have the next one started while this one shuts down."""
+        job = scene.job
+        allowed = job.task.retry.preemption
+        if (allowed is not None and job.retries.get("preemption", 0) >= allowed) or not is_steered(job):
+            return _NONE
+        if not self._due(job, now):
+            return _REVIEW
+        advice = await self._out.guide.successor(job, list(scene.attempts.values()), own)
+        if advice is None or not advice.offers:
+            return _NONE
+        return self._start(scene, advice, now, "the gang before it is being taken away")
+
+    async def _review(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
+        """Whether the gang is where it should be."""
+        job = scene.job
+        if not is_steered(job) or own.phase is AttemptPhase.LAUNCHING:
+            return _NONE
+        if not self._due(job, now):
+            return max(_SOON, self._reviewed[job.id] - now)
+        advice = await self._out.guide.review(job, list(scene.attempts.values()), scene.nodes.get(own.id, ()))
+        if advice is None:
+            return _REVIEW
+        if advice.stay or not advice.offers:
+            again = _REVIEW if advice.again_at is None else min(_REVIEW, max(_SOON, advice.again_at - now))
+            self._reviewed[job.id] = now + again
+            self._note(scene, advice, own.offer, now)
+            return again
+        return self._start(scene, advice, now, advice.reason)
+
+    def _due(self, job: Job, now: datetime) -> bool:
+        at = self._reviewed.get(job.id)
+        if at is not None and at > now:
+            return False
+        self._reviewed[job.id] = now + _REVIEW
+        return True
+
+    def _start(self, scene: Scene, advice: Advice, now: datetime, why: str) -> timedelta | None:
+        job = scene.job
+        offer = next((each for each in advice.offers if _has_room(each, job)), None)
+        if offer is None or not _pays(scene, offer):
+            return _REVIEW
+        attempt, nodes = make_attempt(job, offer, self._out.gang_of, now, "placed beside the job's gang")
+        self._note(scene, advice, offer, now)
+        scene.put_job(replace(scene.job, reliefs=(*job.reliefs, attempt.number), numbered=attempt.number))
+        scene.add_attempt(attempt, nodes)
+        scene.tell(now, "relief", f"a second gang starts on {offer.key}: {why}", attempt.number)
+        self._out.places.expire()
+        return None
+
+    def _note(self, scene: Scene, advice: Advice, offer: Offer | None, now: datetime) -> None:
+        """Remember the decision where it is another than the last."""
+        course, place = scene.job.course, offer.key if offer else None
+        if course is None or (course.mode, course.reason, course.place) != (advice.mode, advice.reason, place):
+            course = Course(at=now, mode=advice.mode, reason=advice.reason, place=place)
+            scene.put_job(replace(scene.job, course=course))
+
+
+def make_attempt(
+    job: Job, offer: Offer, gang_of: Callable[[str], str], now: datetime, reason: str
+) -> tuple[Attempt, list[Node]]:
+    """The next attempt of a job, as rows to be written before anything is bought."""
+    number = job.last_number + 1
+    mine = attempt_id(job.id, number)
+    attempt = Attempt(
+        id=mine,
+        job_id=job.id,
+        project=job.project,
+        number=number,
+        gang=gang_of(mine),
+        offer=offer,
+        nodes=job.task.nodes,
+        reason=reason,
+        created_at=now,
+        since=now,
+    )
+    return attempt, [Node(attempt_id=mine, project=job.project, rank=rank) for rank in range(job.task.nodes)]
+
+
+def _has_room(offer: Offer, job: Job) -> bool:
+    return not offer.shared and (offer.capacity is None or offer.capacity >= job.task.nodes)
+
+
+def _pays(scene: Scene, offer: Offer) -> bool:
+    """Whether the budget can bear two gangs for as long as a start may take."""
+    cap = cap_of(scene.job)
+    if cap is None:
+        return True
+    both = offer.rate.times(scene.job.task.nodes).over(_START + offer.minimum_charge)
+    return scene.spent is not None and cap.micros - scene.spent.micros > 2 * both.micros
+
+
+def _is_ready(scene: Scene, attempt: Attempt) -> bool:
+    nodes = scene.nodes.get(attempt.id, ())
+    return attempt.phase is AttemptPhase.BOOTING and len(nodes) > 0 and all(node.claim for node in nodes)
+
+
+def _has_work(scene: Scene, own: Attempt) -> bool:
+    """Whether its agents may have been given the work: every rank is claimed."""
+    return all(node.claim for node in scene.nodes.get(own.id, ()))
+
+
+def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
+    """Whether nothing of this gang can work any more."""
+    if own.phase is AttemptPhase.ENDED:
+        return True
+    claimed = [node for node in nodes if node.claim]
+    return all(node.phase is NodePhase.EXITED for node in claimed) or len(claimed) < len(nodes)
+
+
+def _taken_at(scene: Scene, own: Attempt) -> datetime | None:
+    times = [node.notice_until for node in scene.nodes.get(own.id, ()) if node.notice_until]
+    return min([*times, own.drill_until] if own.drill_until else times, default=None)
+
+
+def _until_boundary(scene: Scene, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
+    """Until the gang that works has saved something since the other was ready, but not for ever."""
+    checkpoint = scene.job.task.checkpoint
+    if checkpoint is None or own.phase in _COMING:
+        return timedelta(0)
+    since = max(node.claimed_at or now for node in scene.nodes[ready.id])
+    if own.checkpoint_at is not None and own.checkpoint_at >= since:
+        return timedelta(0)
+    return since + min(_LONGEST_WAIT, checkpoint.every or _LONGEST_WAIT) - now
