@@ -15,7 +15,7 @@ from remuda.control.desk import JobIds, NotHonoured, TooLate, gang_name
 from remuda.control.plant import Plant, Surroundings
 from remuda.domain.jobs import Job, JobPhase, Node, NodePhase, Origin, Outcome
 from remuda.domain.messages import Ack, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
-from remuda.domain.tasks import Schedule, Task, Webhook
+from remuda.domain.tasks import Checkpoint, Schedule, Task, Webhook
 from remuda.providers.base import Carrier, GangSpec, GangState
 from remuda.providers.fake import MANIFEST
 from remuda.providers.fake.cloud import FakeCloud
@@ -316,5 +316,42 @@ def test_webhooks_are_told_once_and_tried_again() -> None:
         told = [event.text for event in await house.store.events(late.id) if event.kind == "webhook"]
         assert sorted(told) == ["failure: down.example was told", "failure: up.example was told"]
         assert not [event for event in await house.store.events(job.id) if event.kind == "webhook"]
+
+    in_house(story)
+
+
+def test_how_often_to_save_follows_what_a_checkpoint_costs_and_what_the_market_loses() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit(checkpoint=Checkpoint(path="c", auto=True))
+        await house.wait()
+        gang, desk = await house.gang(job), house.plant.agents
+        go = await desk.claim(gang, 0, "n", "a", HOST)
+        assert isinstance(go, Go)
+        assert go.work.checkpoint is not None
+        first = go.work.checkpoint.every_s
+        assert first is not None
+        seq = 0
+
+        async def save(cost_s: float) -> timedelta | None:
+            nonlocal seq
+            seq += 1
+            told = {"bytes": 10**9, "files": 2, "cost_s": cost_s, "sent": 10**9, "seconds": 10.0, "number": seq}
+            ack = await house.report(gang, house.message(seq, MessageKind.CHECKPOINT, **told))
+            assert isinstance(ack, Ack)
+            return ack.every
+
+        cheap = await save(0.3)
+        assert cheap is not None
+        assert cheap.total_seconds() < first  # dearer was assumed
+        assert await save(0.31) == cheap  # which is no news
+        dear = await save(120)
+        assert dear is not None
+        assert dear > 10 * cheap
+        attempt = (await house.store.attempts(job.id))[-1]
+        measured = (attempt.checkpoint_bytes, attempt.checkpoint_rate, attempt.checkpoint_cost)
+        assert measured == (10**9, 1e8, timedelta(minutes=2))
+        told = [event.text for event in await house.store.events(job.id) if event.kind == "pace"]
+        assert len(told) == 2
+        assert "it costs 2m" in told[1]
 
     in_house(story)

@@ -266,3 +266,19 @@ def test_a_shared_folder_that_is_newer_stays_as_it_is() -> None:
         assert rig.output() == "from here\n"
         assert len(rig.stub.commits) == 1  # it stays with its place
         assert (folder / "checkpoint" / "a").read_text() == "from here\nmore\n"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_how_long_the_writing_took_is_told_where_several_files_show_it(shared: bool) -> None:
+    run = "echo 1 >ckpt/a; sleep 0.3; echo 22 >ckpt/b"
+    with make_rig(run=run, checkpoint={"path": "ckpt", "sync": True}) as rig:
+        if shared:
+            rig.stub.work["checkpoint"] = {"path": "ckpt", "storage": str(rig.folder / "kept")}
+        assert rig.finish() == 0
+        told = rig.stub.last("checkpoint")
+        assert 0.25 < float(str(told["cost_s"])) < 20
+        assert told["sent"] == 5
+        again(rig, 2)
+        rig.stub.work["run"] = "echo 3 >ckpt/a"  # one file does not show it, and old ones do not count
+        assert rig.finish() == 0
+        assert "cost_s" not in rig.stub.last("checkpoint")

@@ -392,3 +392,11 @@ def test_what_a_setup_uses_must_be_in_the_frozen_folder(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"`setup\.uses` names b\.txt, which is not in the frozen") as caught:
         load_task(file)
     assert "leaves it out" in str(caught.value)
+
+
+def test_how_often_a_checkpoint_is_written_may_be_left_to_remuda() -> None:
+    task = parse_task("name: x\nrun: x\ncheckpoint: {path: c, every: auto}")
+    assert task.checkpoint == Checkpoint(path="c", auto=True)
+    assert parse_task("name: x\nrun: x\ncheckpoint: {path: c, every: 5m}").checkpoint == Checkpoint(
+        path="c", every=timedelta(minutes=5)
+    )

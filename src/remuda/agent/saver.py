@@ -12,8 +12,9 @@ import time
 from .link import complain
 from .outbox import time_text
 from .work.guardian import Command
-from .work.handover import hand_over, list_folder, take_print
+from .work.handover import hand_over, list_folder, newest, take_print
 from .work.process import Process
+from .work.watch import SHORTEST_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ class Saver:
         self._lock = lock
         self._say = say
         self._look_s = min(LOOK_S, every_s / 4) if every_s else LOOK_S
-        self._safe = self._last = take_print(list_folder(folder))  # what the next attempt would find anyway
+        found = list_folder(folder)
+        self._safe = self._last = take_print(found)  # what the next attempt would find anyway
+        self._newest_ns = newest(found)
         self._restless_since = 0.0
         self._told_restless = False
         self._process: Process | None = None
@@ -117,7 +120,8 @@ class Saver:
         self._restless_since, self._result, self._lines = 0.0, {}, b""
         command = Command([], {}, self._config.home)
         copy_first = self._voids > 0 and self._done is None
-        command.call = lambda: hand_over(self._config, self._folder, copy_first=copy_first)
+        since = self._newest_ns
+        command.call = lambda: hand_over(self._config, self._folder, copy_first=copy_first, since_ns=since)
         try:
             self._process = Process(
                 self._loop, command, self._lock, wrote=self._wrote, ended=lambda code: None, gone=self._gone
@@ -162,8 +166,10 @@ class Saver:
         self._safe, self._voids, self._number = str(result["print"]), 0, result["number"]
         self.seconds = float(str(result["seconds"]))
         fields = {name: result[name] for name in ("number", "files", "bytes", "sent", "seconds")}
-        newest = int(str(result["newest_ns"])) / 1e9
-        self._say("checkpoint", newest_at=time_text(newest), **fields)
+        self._newest_ns = int(str(result["newest_ns"]))
+        if float(str(result["wrote_s"])) >= SHORTEST_S:
+            fields["cost_s"] = result["wrote_s"]
+        self._say("checkpoint", newest_at=time_text(self._newest_ns / 1e9), **fields)
 
     def _finish(self) -> None:
         done = self._done
@@ -172,8 +178,8 @@ class Saver:
         if not found or found == self._safe or self._config.rank > 0:
             done()
         elif self._off or self._tries == LAST_TRIES:
-            newest = f"checkpoint {self._number} is the newest that is" if self._number else "none of this attempt is"
-            text = f"the last changes of the checkpoint folder could not be handed over in time; {newest} safe"
+            last = f"checkpoint {self._number} is the newest that is" if self._number else "none of this attempt is"
+            text = f"the last changes of the checkpoint folder could not be handed over in time; {last} safe"
             self._say("event", name="unsafe", text=text)
             done()
         else:

@@ -261,6 +261,8 @@ class Steps:
                 self._owner.say("setup")
             elif line.startswith(b"image "):
                 self._owner.say("event", name="image", text=line[6:].decode("utf-8", "replace"))
+            elif line.startswith(b"moved "):
+                self._owner.say("event", name="moved", text=line[6:].decode("utf-8", "replace"))
             elif line.startswith(b"restored "):
                 self._owner.say("event", name="restored", text=line[9:].decode("utf-8", "replace"))
             else:
@@ -308,7 +310,7 @@ class Steps:
         from .work.prepare import carry_out
 
         command = Command([], self._env, self._places.home)
-        command.call = lambda: carry_out(self._work, self._places.work)
+        command.call = lambda: carry_out(self._config, self._work, self._places.work, command.channel)
         self._start(command, self._carried_out)
 
     def _carried_out(self) -> None:

@@ -41,6 +41,7 @@ class Message:
     number: int | None = None  # checkpoint that was handed over
     sent: int = 0  # checkpoint that was handed over: bytes that had to be sent
     seconds: float | None = None  # notice: how long until the node goes; checkpoint: how long handing it over took
+    cost_s: float | None = None  # checkpoint: how long the work stood still for it, as it says itself
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
@@ -127,6 +128,7 @@ class Ack:
 
     seq: int
     lease: timedelta
+    every: timedelta | None = None  # how often the work should save, where Remuda chooses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from remuda.domain.units import HourlyRate, Money
 
 Scalar = str | int | float | bool
+URL_SCHEMES = ("s3", "gs", "az", "sftp", "https", "http")  # of inputs; outputs go to all but the last two
 
 
 class SpotPolicy(StrEnum):
@@ -81,7 +82,10 @@ class Workdir:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One input or output: copy `source` to `target`. A node path is relative to the working folder."""
+    """One input or output: copy `source` to `target`. A node path is relative to the working folder.
+
+    The other end is a full path of the node, or a URL of one of URL_SCHEMES.
+    """
 
     source: str
     target: str
@@ -118,6 +122,7 @@ class Checkpoint:
 
     path: str
     every: timedelta | None = None
+    auto: bool = False  # `every` is chosen by Remuda, from what a checkpoint costs and how often nodes are lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,7 @@ def _checkpoint(task: Task) -> str:
     if task.checkpoint is None:
         return ""
     every = f", every {_length(task.checkpoint.every)}" if task.checkpoint.every else ""
+    every = ", as often as is worth it" if task.checkpoint.auto else every
     return f"{task.checkpoint.path}{every}; it outlives a node"
 
 

@@ -67,11 +67,14 @@ def take_print(entries: list[Entry]) -> str:
     return hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest() if entries else ""
 
 
-def hand_over(config: Config, folder: str, *, copy_first: bool) -> int:
+def hand_over(config: Config, folder: str, *, copy_first: bool, since_ns: int) -> int:
     """Send what the control plane lacks, commit, and say what came of it.
 
+    `since_ns`: the newest change that was handed over before.
     `copy_first`: from a copy on this disk, which is made faster than the work writes its next checkpoint.
     """
+    from .watch import written
+
     os.nice(10)
     raise_limit()
     began = time.monotonic()
@@ -91,6 +94,7 @@ def hand_over(config: Config, folder: str, *, copy_first: bool) -> int:
             "files": len(entries),
             "bytes": sum(entry[1] for entry in entries),
             "newest_ns": newest(entries),
+            "wrote_s": round(written(entries, since_ns)[1], 3),
             "print": take_print(entries),
             "seconds": round(time.monotonic() - began, 3),
         }

@@ -53,15 +53,43 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
     return 1 if outcome else 0
 
 
-def carry_out(work: Work, folder: str) -> int:
+def carry_out(config: Config, work: Work, folder: str, channel: int) -> int:
     """Copy the outputs of work that ended well to where they shall be; returns an exit code of sysexits.h."""
     try:
-        for source, target in work.outputs:
-            transfer(inside(folder, source), os.path.expanduser(target), "output")
+        for index, (source, target) in enumerate(work.outputs):
+            if "://" not in target:
+                transfer(inside(folder, source), os.path.expanduser(target), "output")
+            else:
+                _send(config, index, inside(folder, source), target, channel)
     except (CannotBuild, OSError) as error:
         os.write(2, f"remuda: an output could not be copied: {error}\n".encode())
         return os.EX_IOERR
     return 0
+
+
+def _send(config: Config, index: int, source: str, target: str, channel: int) -> None:
+    from ..data.send import send_output
+    from ..data.web import CannotMove, tell_to
+
+    try:
+        send_output(config, index, source, target, tell_to(channel))
+    except CannotMove as error:
+        raise CannotBuild(str(error)) from error
+
+
+def bring_inputs(config: Config, work: Work, folder: str, channel: int) -> None:
+    """Copy every input to where the work wants it. Raises CannotBuild, OSError."""
+    for index, (source, target) in enumerate(work.inputs):
+        if "://" not in source:
+            transfer(source, inside(folder, target), "input")
+            continue
+        from ..data.fetch import fetch_input
+        from ..data.web import CannotMove, tell_to
+
+        try:
+            fetch_input(config, index, source, inside(folder, target), tell_to(channel))
+        except CannotMove as error:
+            raise CannotBuild(f"the input {source} cannot be copied: {error}") from error
 
 
 def find_setup(config: Config, work: Work) -> str:
@@ -79,8 +107,7 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
         build_folder(config, work, places.work, env)
     else:
         reused = _set_up(config, work, places, env, channel)
-    for source, target in work.inputs:  # after the setup, which must not depend on what its key does not name
-        transfer(source, inside(places.work, target), "input")
+    bring_inputs(config, work, places.work, channel)  # after the setup, which must not depend on them
     if work.checkpoint is not None:
         if work.checkpoint.sync:
             _go_on(config, work, work.checkpoint, inside(places.work, work.checkpoint.path), channel)

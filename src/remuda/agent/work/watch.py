@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .handover import Entry
     from .meters import Usage
 
     Say = Callable[..., None]
@@ -22,6 +23,7 @@ LONGEST_TEXT = 1000  # characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
+SHORTEST_S = 0.02  # a checkpoint written in less says nothing about a rate
 IDLE_CPU_PERCENT = 1.0  # of one CPU; housekeeping of a process that waits stays below it
 IDLE_GPU_PERCENT = 1.0
 
@@ -75,9 +77,15 @@ class Checkpoints:
         still, self._last = found == self._last or last, found
         if not still or found == self._told or not found[0]:
             return {}
+        from .handover import list_folder  # which needs much that work without checkpoints does not pay for
+
+        sent, seconds = written(list_folder(self._folder), self._told[2])
         self._told = found
         files, size, newest = found
-        return {"files": files, "bytes": size, "newest_at": time_text(newest / 1e9)}
+        fields: dict[str, object] = {"files": files, "bytes": size, "newest_at": time_text(newest / 1e9)}
+        if seconds >= SHORTEST_S:
+            fields.update(sent=sent, seconds=round(seconds, 3), cost_s=round(seconds, 3))
+        return fields
 
 
 class Watch:
@@ -144,6 +152,16 @@ class Watch:
         found = self._checkpoints.look(last=last) if self._checkpoints else {}
         if found:
             self._say("checkpoint", **found)
+
+
+def written(entries: list[Entry], since: int) -> tuple[int, float]:
+    """Bytes of the files that changed after `since` (ns since the epoch), and the seconds from the first to the last.
+
+    A single file tells no length of time, since only its last change is known.
+    """
+    fresh = [entry for entry in entries if entry[2] > since and not entry[5]]
+    times = [entry[2] for entry in fresh]
+    return sum(entry[1] for entry in fresh), (max(times) - min(times)) / 1e9 if times else 0.0
 
 
 def parse_progress(text: bytes) -> dict[str, object]:

@@ -6,22 +6,29 @@ before the claim is granted.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
 from remuda.control.clock import Clock
 from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job
+from remuda.domain.markets import LIVES, Sight, Tally
 from remuda.domain.messages import CheckpointWork, NotYours
+from remuda.domain.offers import Purchase
+from remuda.planner.pace import Losses, Pace, make_pace
 from remuda.store.base import Changes, NotFound, Stale, Store
 from remuda.store.blobs import BlobStore
 from remuda.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
 
 KEPT = 2  # checkpoints of each job
 _COMING = 1000  # jobs whose next checkpoint is remembered while it is sent
+
+
+_LOSSES_SINCE = timedelta(days=30)
+_LOSSES_KEPT = timedelta(minutes=1)
 
 
 class Unfit(Exception):
@@ -52,6 +59,7 @@ class CheckpointDesk:
         self._folders = folders
         self._storage = storage
         self._shares_files = shares_files
+        self._losses: tuple[datetime, Mapping[str, Losses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -60,14 +68,35 @@ class CheckpointDesk:
         wanted = job.task.checkpoint
         if wanted is None:
             return None
-        every = wanted.every.total_seconds() if wanted.every else None
+        pace = await self.pace(job, attempt)
+        every = pace.every if pace is not None else wanted.every
+        every_s = every.total_seconds() if every else None
         shared = self._folders is None or self._shares_files(attempt.offer.provider)
         if self._folders is not None:
             async with self._lock(job.id):
                 await (self._to_folder if shared else self._from_folder)(self._folders, job, attempt)
         if shared:
-            return CheckpointWork(path=wanted.path, storage=f"{self._storage(job)}/checkpoint", every_s=every)
-        return CheckpointWork(path=wanted.path, sync=True, every_s=every)
+            return CheckpointWork(path=wanted.path, storage=f"{self._storage(job)}/checkpoint", every_s=every_s)
+        return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
+
+    async def pace(self, job: Job, attempt: Attempt) -> Pace | None:
+        """How often the work should save now; None where the task says so itself, or saves nothing."""
+        wanted = job.task.checkpoint
+        if wanted is None or not wanted.auto:
+            return None
+        cost = attempt.checkpoint_cost
+        if cost is None and attempt.number > 1:
+            before = await self._store.attempts(job.id)
+            cost = next((each.checkpoint_cost for each in reversed(before) if each.checkpoint_cost is not None), None)
+        losses = (await self._seen_losses()).get(attempt.offer.key, Losses())
+        return make_pace(cost, losses, spot=attempt.offer.purchase is Purchase.SPOT, nodes=attempt.nodes)
+
+    async def _seen_losses(self) -> Mapping[str, Losses]:
+        """Of every market in the last while; asked for once a minute."""
+        now = self._clock.now()
+        if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
+            self._losses = now, count_losses(await self._store.tallies(now - _LOSSES_SINCE))
+        return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
         """What this gang starts from: the newest of the attempts before, the same for all ranks. Raises NotFound."""
@@ -186,6 +215,18 @@ class CheckpointDesk:
             text=text,
         )
         await self._store.commit(Changes(events=[event]))
+
+
+def count_losses(tallies: Sequence[Tally]) -> dict[str, Losses]:
+    """What was lost in each market and how long its nodes ran, from all lives that have ended."""
+    found: dict[str, Losses] = {}
+    for each in tallies:
+        if each.sight in LIVES:
+            old = found.get(each.market, Losses())
+            lost = each.count if each.sight is not Sight.ENDED else 0
+            hours = each.node_seconds / 3600
+            found[each.market] = Losses(lost=old.lost + lost, node_hours=old.node_hours + hours)
+    return found
 
 
 def describe(files: int, size: int) -> str:

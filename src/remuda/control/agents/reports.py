@@ -23,6 +23,7 @@ class Report:
     node: Node
     events: list[Event] = field(default_factory=list)
     moved: bool = False
+    saved: bool = False  # a checkpoint is complete
 
 
 def apply_messages(job: Job, attempt: Attempt, node: Node, messages: Sequence[Message], now: datetime) -> Report:
@@ -43,12 +44,12 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
     match message.kind:
         case MessageKind.SETUP:
             report.node = replace(node, phase=NodePhase.SETUP)
-            _tell(report, at, "setup", "the setup began")
+            tell(report, at, "setup", "the setup began")
         case MessageKind.RUNNING:
             report.node = replace(node, phase=NodePhase.RUNNING, running_at=at)
             report.moved = True
             if message.setup_reused:
-                _tell(report, at, "setup", "a finished setup was used again")
+                tell(report, at, "setup", "a finished setup was used again")
         case MessageKind.PROGRESS:
             report.node = replace(node, progress={**node.progress, **message.values})
         case MessageKind.TELEMETRY:
@@ -56,26 +57,43 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
             report.node = replace(node, telemetry=values)
         case MessageKind.CHECKPOINT:
             newest = message.newest_at or at
-            report.attempt = replace(report.attempt, checkpoint_at=min(newest, now))
-            _tell(report, at, "checkpoint", _checkpoint(message))
+            report.attempt = _measured(replace(report.attempt, checkpoint_at=min(newest, now)), message)
+            report.saved = True
+            tell(report, at, "checkpoint", _checkpoint(message))
         case MessageKind.NOTICE:
             seconds = message.seconds or 0.0
             report.node = replace(node, notice_until=now + timedelta(seconds=seconds))
             report.moved = True
             source = f" ({message.source})" if message.source else ""
-            _tell(report, at, "notice", f"the place takes this node away in {seconds:.0f} s{source}")
+            tell(report, at, "notice", f"the place takes this node away in {seconds:.0f} s{source}")
         case MessageKind.EVENT:
-            _tell(report, at, message.name or "note", message.text)
+            tell(report, at, message.name or "note", message.text)
         case MessageKind.EXITED:
             _exited(report, message, at)
 
 
+def _measured(attempt: Attempt, message: Message) -> Attempt:
+    """What is known of the attempt's checkpoints now; what this one does not tell stays."""
+    cost, rate = message.cost_s, _rate(message)
+    return replace(
+        attempt,
+        checkpoint_bytes=message.bytes,
+        checkpoint_cost=timedelta(seconds=cost) if cost is not None and cost >= 0 else attempt.checkpoint_cost,
+        checkpoint_rate=rate or attempt.checkpoint_rate,
+    )
+
+
+def _rate(message: Message) -> float | None:
+    """Bytes per second, None where nothing was sent or no time is known."""
+    return message.sent / message.seconds if message.seconds and message.sent else None
+
+
 def _checkpoint(message: Message) -> str:
-    size = describe(message.files, message.bytes)
+    size, seconds, speed = describe(message.files, message.bytes), message.seconds or 0.0, _rate(message)
+    rate = f", {say_size(speed)}/s" if speed else ""
     if message.number is None:
-        return f"a checkpoint is complete: {size}"
-    seconds = message.seconds or 0.0
-    rate = f", {say_size(message.sent / seconds)}/s" if seconds > 0 and message.sent else ""
+        took = f"; {say_size(message.sent)} written in {seconds:.1f} s{rate}" if speed else ""
+        return f"a checkpoint is complete: {size}{took}"
     return f"checkpoint {message.number} is safe: {size}; {say_size(message.sent)} sent in {seconds:.1f} s{rate}"
 
 
@@ -91,7 +109,7 @@ def _exited(report: Report, message: Message, at: datetime) -> None:
         exited_at=at,
     )
     report.moved = True
-    _tell(report, at, "exited", reason)
+    tell(report, at, "exited", reason)
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
@@ -99,7 +117,8 @@ def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
     return min(now, max(at, node.claimed_at or at))
 
 
-def _tell(report: Report, at: datetime, kind: str, text: str) -> None:
+def tell(report: Report, at: datetime, kind: str, text: str) -> None:
+    """Add an event of the report's rank."""
     report.events.append(
         Event(
             project=report.attempt.project,

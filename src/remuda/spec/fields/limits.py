@@ -242,18 +242,29 @@ _INNER = text_kind("a folder within the working folder such as checkpoints", inn
 PATH = Field(
     name="path", kind=_INNER, help="The folder, within the working folder.", example="path: checkpoints", required=True
 )
-EVERY = Field(
+_LENGTH = length_kind(timedelta(seconds=1))
+_AUTO = "auto"
+EVERY: Field[timedelta | str] = Field(
     name="every",
-    kind=length_kind(timedelta(seconds=1)),
+    kind=Value(
+        words=f"{_LENGTH.words}, or auto",
+        parse=lambda node: _AUTO if node.text.strip() == _AUTO else _LENGTH.parse(node),
+        schema=_LENGTH.schema,
+    ),
     help="How often the program means to write one; it is told so as REMUDA_CHECKPOINT_EVERY_S, "
-    "and plans count with it.",
+    "and plans count with it. `auto`: Remuda chooses, from what a checkpoint is measured to cost and how often nodes "
+    "of that market are lost, and tells the program when it changes.",
     example="every: 10m",
 )
 
 
 def _build_checkpoint(table: Table) -> Checkpoint | None:
     path, every = table.get(PATH), table.get(EVERY)
-    return None if path is None else Checkpoint(path=path, every=every)
+    if path is None:
+        return None
+    if every is None or isinstance(every, str):
+        return Checkpoint(path=path, auto=every is not None)
+    return Checkpoint(path=path, every=every)
 
 
 CHECKPOINT_TABLE = Section(

@@ -1,0 +1,59 @@
+"""How often to save, from what was measured and seen; and whether a checkpoint fits into a notice."""
+
+from datetime import timedelta
+
+import pytest
+
+from remuda.planner.pace import FAILURES_PER_NODE_HOUR, Losses, fit_notice, is_news, loss_rate, make_pace
+from remuda.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
+
+SECOND = timedelta(seconds=1)
+
+
+def test_nothing_seen_is_the_prior_and_much_seen_is_what_was_seen() -> None:
+    assert loss_rate(Losses(), spot=True) == pytest.approx(SPOT_PREEMPTIONS_PER_HOUR)
+    assert loss_rate(Losses(), spot=False) == pytest.approx(FAILURES_PER_NODE_HOUR)
+    assert loss_rate(Losses(lost=2000, node_hours=1000), spot=True) == pytest.approx(2, rel=0.03)
+    assert 0 < loss_rate(Losses(node_hours=1e6), spot=True) < 1e-5
+    assert loss_rate(Losses(lost=1, node_hours=1), spot=True) < 0.3  # one loss is no rate of one an hour
+
+
+def test_it_is_dalys_interval_of_the_measured_cost_and_the_whole_gangs_losses() -> None:
+    pace = make_pace(20 * SECOND, Losses(), spot=True, nodes=4)
+    assert pace.per_hour == pytest.approx(0.8)
+    assert pace.every == checkpoint_interval(20 * SECOND, timedelta(hours=1 / 0.8))
+    assert pace.measured
+    assumed = make_pace(None, Losses(), spot=True, nodes=4)
+    assert (assumed.cost, assumed.measured) == (CHECKPOINT_COST, False)
+    assert make_pace(timedelta(0), Losses(), spot=True, nodes=1).every >= SECOND
+
+
+@pytest.mark.parametrize("cost_s", [0.5, 5, 60, 300])
+@pytest.mark.parametrize("per_hour", [0.05, 0.2, 2])
+def test_no_other_interval_loses_noticeably_less(cost_s: float, per_hour: float) -> None:
+    hours = 1e6  # so much seen that the prior does not count
+    cost, losses = timedelta(seconds=cost_s), Losses(lost=int(per_hour * hours), node_hours=hours)
+    every = make_pace(cost, losses, spot=True, nodes=1).every
+
+    def wall(length: timedelta) -> timedelta:
+        course = disturb(timedelta(hours=48), start=60 * SECOND, per_hour=per_hour, every=length, write=cost)
+        assert course is not None
+        return course.wall_time
+
+    best = wall(every)
+    assert all(best <= wall(every * factor) * 1.001 for factor in (0.25, 0.5, 0.8, 1.25, 2, 4))
+
+
+def test_small_changes_are_no_news() -> None:
+    assert is_news(None, 600 * SECOND)
+    assert not is_news(600 * SECOND, 650 * SECOND)
+    assert is_news(600 * SECOND, 700 * SECOND)
+    assert is_news(600 * SECOND, 500 * SECOND)
+
+
+def test_a_checkpoint_fits_if_step_and_bytes_do() -> None:
+    assert fit_notice(3 * 10**9, 1e8, 30 * SECOND).fits
+    assert not fit_notice(3 * 10**9, 1e8, 30 * SECOND, step=SECOND).fits
+    assert fit_notice(3 * 10**9, 1e8, 30 * SECOND, step=SECOND).needed == 31 * SECOND
+    with pytest.raises(ValueError, match="bandwidth"):
+        fit_notice(1, 0, SECOND)
