@@ -1,79 +1,86 @@
-"""The POSIX-shell script that makes a node out of any machine that can reach the control plane; see `Outside`.
+"""Runs on a machine that was just started: learns its rank, fetches the agent by hash, lets it work to its end.
 
-The script holds no secret but the claim token in the agent's configuration, which is good for one claim.
+Standard library of Python 3.8, one file, sent within user data by `userdata.py`: boot.py BOOT.JSON PYTHON.
 """
 
-import shlex
-from collections.abc import Sequence
-from pathlib import Path
+from __future__ import annotations
 
-import msgspec
-
-from remuda.providers.base import Outside
-from remuda.providers.hosts.configs import AgentConfig
-
-_SCRIPT = Path(__file__).with_name("boot.sh")
-
-
-def make_preamble(outside: Outside, folder: str) -> str:
-    """Functions and addresses; blocks for seconds when it packs a Python for the first time.
-
-    `folder` is expanded by the shell within double quotes. Afterwards `remuda_start` has made it and set
-    `$REMUDA_PYTHON`, and `remuda_fetch HASH NAME` brings a file into it.
-    """
-    cases = "".join(f"    {shlex.quote(name)}) echo {digest} ;;\n" for name, digest in outside.pythons().items())
-    lines = [
-        f"REMUDA_ADDRESS={shlex.quote(outside.address)}",
-        f"REMUDA_PIN={outside.pin}",
-        f'REMUDA_FOLDER="{folder}"',
-        f'remuda_brought() {{ # which Python is for "`uname -s` `uname -m`"\n  case $1 in\n{cases}  esac\n}}',
-    ]
-    return "\n".join([_SCRIPT.read_text(), *lines, ""])
+import hashlib
+import json
+import os
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
 
 
-def make_boot_script(
-    outside: Outside, configs: Sequence[AgentConfig], *, rank: str = "echo 0", folder: str = "/var/lib/remuda"
-) -> str:
-    """A whole script, as user data takes it: it runs one rank's agent to its end and leaves with its exit code.
-
-    `configs` are by rank, as `make_config` gives them; `rank` is shell code that prints which of them is this node's.
-    """
-    branches = ""
-    for config in configs:
-        text = msgspec.json.encode(_of_whole_node(config)).decode()
-        branches += f"  {config.rank}) cat > \"$config\" <<'REMUDA_CONFIG'\n{text}\nREMUDA_CONFIG\n    ;;\n"
-    agent = outside.agent()
-    return f"""#!/bin/sh
-{make_preamble(outside, folder)}
-remuda_start || exit 1
-remuda_fetch {agent} {agent}.pyz || exit 1
-rank=$({rank})
-config=$REMUDA_FOLDER/config-$rank.json
-case $rank in
-{branches}  *) remuda_say "no rank $rank is wanted here"; exit 1 ;;
-esac
-exec $REMUDA_PYTHON -I -S "$REMUDA_FOLDER/{agent}.pyz" "$config"
-"""
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
+    request = urllib.request.Request(url, headers=headers, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10) as answer:
+        return str(answer.read().decode().strip())
 
 
-def _of_whole_node(config: AgentConfig) -> dict[str, object]:
-    """Without the devices, which means all of the node's."""
-    fields: dict[str, object] = msgspec.to_builtins(config)
-    return {name: value for name, value in fields.items() if name not in ("devices", "device_indices")}
+def learn(metadata: dict[str, Any]) -> tuple[int, str]:
+    """This machine's rank and address, by the cloud's own metadata service."""
+    headers, token = dict(metadata["headers"]), metadata.get("token")
+    if token:
+        headers[token["header"]] = ask(token["url"], token["headers"], token["method"])
+    return int(ask(metadata["rank"], headers)), ask(metadata["address"], headers)
 
 
-def make_config(
-    outside: Outside, gang: str, rank: int, *, lease_s: float, grace_s: float, folder: str = "/var/lib/remuda"
-) -> AgentConfig:
-    """The configuration of a node that holds one rank and nothing else; its token is good for one claim."""
-    return AgentConfig(
-        gang=gang,
-        rank=rank,
-        address=outside.address,
-        pin=outside.pin,
-        token=outside.claim_token(gang, rank),
-        home=f"{folder}/{gang}/{rank}",
-        cache=f"{folder}/cache",
-        lease_s=lease_s,
-        grace_s=grace_s,
-    )
+def fetch(address: str, digest: str, path: str) -> bytes:
+    """What is fetched is checked by its hash, so the certificate need not be."""
+    context = ssl._create_unverified_context()
+    with urllib.request.urlopen(address + "/boot/v1/" + digest, timeout=60, context=context) as answer:
+        content = bytes(answer.read())
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise OSError("what came is not what was asked for")
+    with open(path, "wb") as file:
+        file.write(content)
+    return content
+
+
+def keep_trying(what: str, until: float, call: Callable[..., Any], *arguments: Any) -> Any:
+    while True:
+        try:
+            return call(*arguments)
+        except (OSError, ValueError) as error:
+            sys.stderr.write(f"remuda: {what}: {error}\n")
+            if time.monotonic() > until:
+                raise SystemExit(1) from error
+        time.sleep(2)  # noqa: TID251 - a process of its own
+
+
+def main(path: str, python: str) -> None:
+    home = os.path.dirname(os.path.abspath(path))
+    with open(path, encoding="utf-8") as file:
+        boot = json.load(file)
+    os.unlink(path)  # its tokens
+    until = time.monotonic() + boot["patience_s"]
+    rank, address = keep_trying("metadata", until, learn, boot["metadata"])
+    agent = os.path.join(home, "agent.pyz")
+    keep_trying("agent", until, fetch, boot["address"], boot["agent"], agent)
+    tokens = boot["tokens"]
+    if isinstance(tokens, str):
+        tokens = json.loads(keep_trying("tokens", until, fetch, boot["address"], tokens, os.path.join(home, "tokens")))
+        os.unlink(os.path.join(home, "tokens"))
+    config = dict(boot["config"], rank=rank, token=tokens[rank], node_address=address)
+    config.update(address=boot["address"], home=os.path.join(home, "work"), cache=os.path.join(home, "cache"))
+    target = os.path.join(home, "config.json")
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        json.dump(config, out)
+    command = [*python.split(), "-I", "-S", agent]
+    code = subprocess.call([*command, target])
+    # What could not be delivered is tried again for as long as the lease says; then the machine goes all the same.
+    until = time.monotonic() + config["lease_s"]
+    while code == 1 and time.monotonic() < until:
+        time.sleep(5)  # noqa: TID251 - a process of its own
+        code = subprocess.call([*command, "--deliver", target])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

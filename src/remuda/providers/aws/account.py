@@ -1,0 +1,127 @@
+"""The account: boto3's clients, each call in a thread of its own with a time limit, its errors translated.
+
+The only file that imports the SDK.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from remuda.domain.tasks import Scalar
+from remuda.providers.aws.errors import Fault, translate
+from remuda.providers.base import Refused
+
+_CONNECT_S, _READ_S = 5, 30
+_MOST_PAGES = 500
+Json = Mapping[str, Any]  # AWS's answers, as botocore reads them; they stay within this package
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+async def in_thread(call: Callable[[], Any]) -> Any:
+    """Run a call that blocks beside the loop."""
+    return await asyncio.to_thread(call)
+
+
+class Account:
+    """One AWS account, as the settings name it. `run` says where calls run, for simulations that have no threads."""
+
+    def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
+        self._settings = settings
+        self._run = run
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._clients: dict[tuple[str, str], Any] = {}
+
+    async def call(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
+        """One call, such as ("eu-west-1", "ec2", "run_instances"). Raises Fault with AWS's code."""
+        answer: Json = await self._run(lambda: self._call(region, service, operation, arguments))
+        return answer
+
+    async def ask(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
+        """As `call`; raises TryAgain, NoCapacity, Refused, NotFound."""
+        try:
+            return await self.call(region, service, operation, **arguments)
+        except Fault as fault:
+            raise translate(fault, f"{_camel(operation)} in {region}") from fault
+
+    async def pages(self, region: str, service: str, operation: str, field: str, **arguments: Any) -> list[Json]:
+        """Every item of a list that comes in pages. Raises as `ask`."""
+        found: list[Json] = []
+        token = "NextToken"
+        for _ in range(_MOST_PAGES):
+            answer = await self.ask(region, service, operation, **arguments)
+            found += answer.get(field, [])
+            if not answer.get(token):
+                return found
+            arguments[token] = answer[token]
+        raise Refused(f"{_camel(operation)} in {region}: the list does not end")
+
+    async def regions(self) -> tuple[str, ...]:
+        """Where to work. Raises Refused where nothing names a region."""
+        named = tuple(name.strip() for name in str(self._settings.get("regions", "")).split(",") if name.strip())
+        if named:
+            return named
+        found = await self._run(lambda: self._get_session().region_name)
+        if not found:
+            raise Refused("[providers.aws] regions: name one or more, such as `us-east-1, eu-west-1`")
+        return (str(found),)
+
+    def _call(self, region: str, service: str, operation: str, arguments: Mapping[str, Any]) -> Json:
+        errors = _import("botocore.exceptions")
+        try:
+            client = self._client(service, region)
+            answer: Json = getattr(client, operation)(**arguments)
+        except errors.ClientError as error:
+            told = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            raise Fault(str(told.get("Code", "Unknown")), str(told.get("Message", "")), int(status)) from error
+        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
+            raise Fault("AuthFailure", str(error)) from error
+        except (errors.HTTPClientError, errors.ConnectionError) as error:
+            raise Fault("Unreachable", str(error)) from error
+        except errors.BotoCoreError as error:
+            raise Fault(type(error).__name__, str(error)) from error
+        return answer
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:
+            if (service, region) not in self._clients:
+                config = _import("botocore.config").Config(
+                    connect_timeout=_CONNECT_S,
+                    read_timeout=_READ_S,
+                    retries={"mode": "standard", "total_max_attempts": 1},  # the control plane tries again
+                    max_pool_connections=16,
+                    user_agent_extra="remuda",
+                )
+                endpoint = self._settings.get("endpoint") or None
+                client = self._get_session_locked().client(
+                    service, region_name=region, config=config, endpoint_url=endpoint
+                )
+                self._clients[service, region] = client
+            return self._clients[service, region]
+
+    def _get_session(self) -> Any:
+        with self._lock:
+            return self._get_session_locked()
+
+    def _get_session_locked(self) -> Any:
+        if self._session is None:
+            errors = _import("botocore.exceptions")
+            try:
+                self._session = _import("boto3").Session(profile_name=self._settings.get("profile") or None)
+            except errors.BotoCoreError as error:
+                raise Refused(f"[providers.aws]: {error}") from error
+        return self._session
+
+
+def _import(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise Refused("the provider aws needs boto3: pip install 'remuda[aws]'") from error
+
+
+def _camel(operation: str) -> str:
+    return "".join(word.capitalize() for word in operation.split("_"))

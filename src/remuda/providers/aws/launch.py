@@ -1,0 +1,238 @@
+"""One gang as one request to EC2: all nodes or none, under a client token made of the gang's name."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from remuda.domain.offers import Purchase
+from remuda.domain.tasks import NetworkNeed, Scalar
+from remuda.providers.aws.account import Account
+from remuda.providers.aws.books import Books, Instance, Record
+from remuda.providers.aws.errors import SAME_TOKEN, Fault, translate
+from remuda.providers.aws.images import Images
+from remuda.providers.aws.market import Market
+from remuda.providers.aws.network import Networks, make_tags
+from remuda.providers.aws.shapes import Shape, split_patterns
+from remuda.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAgain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the task asks of the network and disk, with the settings' words where it says nothing."""
+
+    vpc: str | None
+    subnet: str | None
+    groups: Sequence[str]
+    key: str | None
+    public_ip: bool | None
+    disk_gib: int
+    disk_type: str
+    efa: bool
+    placement_group: bool
+
+
+def make_wishes(gang: GangSpec, settings: Mapping[str, Scalar]) -> Wishes:
+    need = gang.network or NetworkNeed()
+
+    def text(name: str) -> str | None:
+        return str(settings.get(name) or "") or None
+
+    return Wishes(
+        vpc=need.vpc or (None if need.subnet else text("vpc")),
+        subnet=need.subnet or (None if need.vpc else text("subnet")),
+        groups=need.security_groups or split_patterns(text("security_groups") or ""),
+        key=need.key or text("key"),
+        public_ip=need.public_ip,
+        disk_gib=max(gang.disk_gib or 0, int(settings.get("disk_gib", 100) if gang.disk_gib is None else 8)),
+        disk_type=gang.disk_type or text("disk_type") or "gp3",
+        efa=bool(settings.get("efa", True)),
+        placement_group=bool(settings.get("placement_group", True)),
+    )
+
+
+class Launcher:
+    """Launches gangs; what may be left of one that failed is in the books until it is gone."""
+
+    def __init__(
+        self,
+        account: Account,
+        market: Market,
+        books: Books,
+        networks: Networks,
+        settings: Mapping[str, Scalar],
+        *,
+        mark: str,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._account, self._market, self._books, self._networks = account, market, books, networks
+        self._images = Images(account, settings)
+        self._settings, self._mark, self._now = settings, mark, now
+
+    async def launch(self, gang: GangSpec, user_data: str) -> None:
+        """As Provider.launch; the caller holds the gang's lock."""
+        record = self._books.get(gang.name)
+        if record is not None and (record.launched or record.ended_at is not None):
+            return
+        region = gang.offer.region
+        shape = await self._shape(gang)
+        wishes = make_wishes(gang, self._settings)
+        if record is None:
+            record = await self._plan(gang, shape, wishes)
+            self._books.put(record)
+        tags = make_tags(self._mark, gang.name, gang.labels)
+        try:
+            groups = await self._make_network(record, shape, wishes, tags)
+            request = await self._request(gang, record, shape, wishes, groups, tags)
+            told = await self._account.call(region, "ec2", "run_instances", UserData=user_data, **request)
+        except Fault as fault:
+            if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
+                return
+            error = translate(fault, f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {region}")
+            await self._give_up(record, error)
+            raise error from fault
+        except (NoCapacity, Refused) as error:
+            await self._give_up(record, error)
+            raise
+        instances = tuple(
+            Instance(id=str(each["InstanceId"]), rank=int(each.get("AmiLaunchIndex", 0)), started_at=each["LaunchTime"])
+            for each in told.get("Instances", [])
+        )
+        self._books.put(replace(record, launched=True, instances=instances))
+
+    async def _shape(self, gang: GangSpec) -> Shape:
+        offer = gang.offer
+        if offer.region not in await self._account.regions():
+            raise NoCapacity(f"{offer.key}: {offer.region} is not one of the regions in [providers.aws] regions")
+        shape = await self._market.shape(offer.region, offer.instance_type)
+        if shape is None:
+            raise NoCapacity(f"{offer.key}: EC2 has no {offer.instance_type} in {offer.region}")
+        return shape
+
+    async def _plan(self, gang: GangSpec, shape: Shape, wishes: Wishes) -> Record:
+        """Choose what is not fixed by the gang. Raises NoCapacity, Refused, TryAgain."""
+        offer = gang.offer
+        try:
+            subnet = await self._networks.subnet(offer.region, wishes.subnet, wishes.vpc, offer.zone)
+            if subnet is None and wishes.public_ip is not None:
+                subnet = await self._networks.default_subnet(offer.region, offer.zone)
+        except NotFound as error:
+            raise NoCapacity(str(error)) from error
+        reserved = await self._market.reservation(offer, gang.nodes)
+        if reserved is None and offer.zone is not None and offer.purchase is not Purchase.SPOT:
+            raise NoCapacity(f"{offer.key}: no reservation with {gang.nodes} free instances")
+        image = await self._images.choose(offer.region, shape)
+        together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
+        return Record(
+            name=gang.name,
+            region=offer.region,
+            zone=offer.zone,
+            type=offer.instance_type,
+            spot=offer.purchase is Purchase.SPOT,
+            nodes=gang.nodes,
+            intended_at=self._now(),
+            image=image.id,
+            root=image.root,
+            disk_gib=max(wishes.disk_gib, image.size_gib),
+            subnet=str(subnet["SubnetId"]) if subnet else None,
+            reservation=reserved.id if reserved else None,
+            block=reserved.block if reserved else False,
+            makes_group=not wishes.groups,
+            makes_placement=together and wishes.placement_group and reserved is None,
+        )
+
+    async def _make_network(
+        self, record: Record, shape: Shape, wishes: Wishes, tags: Sequence[Mapping[str, str]]
+    ) -> Sequence[str]:
+        """Groups that the nodes are in; makes what the record says is to be made."""
+        if record.makes_placement:
+            await self._networks.make_placement(record.region, record.name, tags)
+        if not record.makes_group:
+            return list(wishes.groups)
+        vpc = wishes.vpc
+        if record.subnet is not None and vpc is None:
+            found = await self._networks.subnet(record.region, record.subnet, None, None)
+            vpc = str(found["VpcId"]) if found else None
+        whole = record.nodes > 1
+        efa = whole and self._adapters(record, shape, wishes) > 0
+        return [await self._networks.make_group(record.region, record.name, vpc, tags, whole=whole, efa=efa)]
+
+    def _adapters(self, record: Record, shape: Shape, wishes: Wishes) -> int:
+        """How many Elastic Fabric Adapters each node gets. With several network cards there is no public address."""
+        if not wishes.efa or record.nodes == 1 or not shape.efa:
+            return 0
+        return shape.efa if record.subnet is not None and wishes.public_ip is not True else 1
+
+    async def _request(
+        self, gang: GangSpec, record: Record, shape: Shape, wishes: Wishes, groups: Sequence[str],
+        tags: Sequence[Mapping[str, str]],
+    ) -> dict[str, object]:  # fmt: skip
+        kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if record.spot else [])
+        disk = {"VolumeSize": record.disk_gib, "VolumeType": wishes.disk_type, "DeleteOnTermination": True}
+        request: dict[str, object] = {
+            "ClientToken": make_token(self._mark, gang.name),
+            "ImageId": record.image,
+            "InstanceType": record.type,
+            "MinCount": gang.nodes,
+            "MaxCount": gang.nodes,
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            # Version 2 only; the second hop is for containers.
+            "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},
+            "BlockDeviceMappings": [{"DeviceName": record.root, "Ebs": disk}],
+            "TagSpecifications": [{"ResourceType": kind, "Tags": list(tags)} for kind in kinds],
+        }
+        if wishes.key:
+            request["KeyName"] = wishes.key
+        placement = {"AvailabilityZone": record.zone} if record.zone else {}
+        placement |= {"GroupName": record.name} if record.makes_placement else {}
+        if placement:
+            request["Placement"] = placement
+        if record.spot:
+            options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+        if record.reservation:
+            target = {"CapacityReservationId": record.reservation}
+            request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+        if record.block:
+            request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+        adapters = self._adapters(record, shape, wishes)
+        if adapters or wishes.public_ip is not None:
+            request["NetworkInterfaces"] = make_interfaces(record.subnet, groups, adapters, wishes.public_ip)
+        else:
+            request["SecurityGroupIds"] = list(groups)
+            request |= {"SubnetId": record.subnet} if record.subnet else {}
+        return request
+
+    async def _give_up(self, record: Record, error: Exception) -> None:
+        """Nothing was started: remove what was made for it, now or later."""
+        if isinstance(error, TryAgain):  # perhaps it was
+            return
+        try:
+            gone = await self._networks.remove(record.region, record.name)
+        except (TryAgain, Refused):
+            gone = False
+        if gone:
+            self._books.drop(record.name)
+        else:
+            self._books.put(replace(record, ended_at=self._now()))
+
+
+def make_token(mark: str, gang: str) -> str:
+    """Names the request for EC2: the same gang of the same installation is granted once. At most 64 characters."""
+    return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
+
+
+def make_interfaces(
+    subnet: str | None, groups: Sequence[str], adapters: int, public_ip: bool | None
+) -> list[Mapping[str, object]]:
+    """Network interfaces: one, or with EFA one for each card; the first is the machine's address."""
+    found: list[Mapping[str, object]] = []
+    for card in range(max(1, adapters)):
+        each: dict[str, object] = {"DeviceIndex": min(card, 1), "Groups": list(groups), "DeleteOnTermination": True}
+        each |= {"SubnetId": subnet} if subnet else {}
+        if adapters:
+            each |= {"InterfaceType": "efa" if card == 0 else "efa-only", "NetworkCardIndex": card}
+        if card == 0 and public_ip is not None and adapters <= 1:
+            each["AssociatePublicIpAddress"] = public_ip
+        found.append(each)
+    return found
