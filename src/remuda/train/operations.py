@@ -1,0 +1,219 @@
+"""What an operation is on a GPU: its kind, FLOPs and bytes, what the CPU does otherwise put right; for `trace.py`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUSIBLE = frozenset({"pointwise", "reduction", "copy"})
+Size = tuple[int, int, int, int]
+
+_MATMUL = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear", "_grouped_mm"})
+_REDUCTION = _names(
+    """native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward
+    _native_batch_norm_legit native_group_norm native_group_norm_backward _softmax _softmax_backward_data _log_softmax
+    _log_softmax_backward_data sum mean var var_mean amax amin max min any all norm linalg_vector_norm argmax logsumexp
+    batch_norm_backward _batch_norm_with_update cumsum _fused_rms_norm _fused_rms_norm_backward prod std"""
+)
+_COPY = frozenset({"_to_copy", "clone", "copy_", "contiguous", "cat", "stack", "constant_pad_nd", "repeat"})
+_INDEX = _names(
+    """embedding embedding_dense_backward index index_put index_put_ gather scatter scatter_ scatter_add index_add
+    index_select topk sort max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
+    nll_loss2d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d
+    upsample_bilinear2d_backward"""
+)
+_FREE = _names(
+    """empty empty_like empty_strided new_empty new_empty_strided detach _local_scalar_dense lift_fresh alias
+    _reshape_alias resize_ set_ item is_same_size sym_size record_stream"""
+)
+
+
+# What CUDA's autocast runs in float32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32) and CPU's does not.
+_FLOAT32 = _names(
+    """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div pow exp
+    log rsqrt sum cumsum prod norm rms_norm binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
+)
+
+
+def classify(packet: str) -> str:
+    """ "matmul", "conv", "attention", "reduction", "copy", "index", "pointwise"; empty for what launches no kernel."""
+    name = packet.removeprefix("aten.")
+    if name in _FREE:
+        return ""
+    if name in _MATMUL:
+        return "matmul"
+    if "convolution" in name or "conv2d" in name:
+        return "conv"
+    if "attention" in name:
+        return "attention"
+    for kind, names in (("reduction", _REDUCTION), ("copy", _COPY), ("index", _INDEX)):
+        if name in names:
+            return kind
+    return "pointwise"
+
+
+def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> int:
+    """Bytes read and written; a look-up reads as much as it writes, not its whole table."""
+    written = sum(_bytes(each) for each in outs)
+    if kind == "index":
+        return written + sum(min(_bytes(each), written) for each in ins)
+    return written + sum({id(each): _bytes(each) for each in ins}.values())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Of the elements that exist: an expanded dimension is read once."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.itemsize
+    return prod(size for size, step in zip(tensor.shape, tensor.stride(), strict=True) if step) * tensor.itemsize
+
+
+def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
+    """FLOPs (a multiply-add is two) and the shape as (batch, m, n, k) of a matrix product; zeros for the rest."""
+    name = packet.removeprefix("aten.")
+    if kind == "matmul":
+        return _matmul(name, args, outs)
+    if kind == "conv":
+        return _conv(name, args, outs)
+    if kind == "attention":
+        return _attention(name, args)
+    return 0.0, (0, 0, 0, 0)
+
+
+def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
+    left = args[1] if name in ("addmm", "baddbmm") else args[0]
+    batch = prod(left.shape[:-2]) if name in ("bmm", "baddbmm") else 1
+    k = left.shape[-1]
+    n = outs[0].shape[-1]
+    m = outs[0].numel() // max(1, n * batch)
+    return 2.0 * batch * m * n * k, (batch, m, n, k)
+
+
+def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
+    """As the product it is computed as: m pixels, n output channels, k inputs per group and tap."""
+    if "backward" in name:
+        grad, given, weight = args[0], args[1], args[2]
+        mask = args[10] if len(args) > 10 else (True, True, False)
+        transposed, groups = args[7], args[9]
+        passes = int(mask[0]) + int(mask[1])
+        pixels = (given if transposed else grad).numel() // (given if transposed else grad).shape[1]
+    else:
+        given, weight = args[0], args[1]
+        transposed, groups = (args[6], args[8]) if len(args) > 8 else (False, 1)
+        passes = 1
+        pixels = (given if transposed else outs[0]).numel() // (given if transposed else outs[0]).shape[1]
+    k = prod(weight.shape[1:])
+    n = weight.shape[0]
+    return 2.0 * passes * pixels * n * k, (int(groups), pixels, n // int(groups), k)
+
+
+def _attention(name: str, args: Any) -> tuple[float, Size]:
+    """Two products forward; five backward, of which flash attention computes one again (Dao 2022)."""
+    backward = "backward" in name
+    query, key = (args[1], args[2]) if backward else (args[0], args[1])
+    heads, m, n, k = prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1]
+    causal = any(each is True for each in args[3:] if isinstance(each, bool)) and m == n
+    return (5 if backward else 2) * 2.0 * heads * m * n * k * (0.5 if causal else 1.0), (heads, m, n, k)
+
+
+class AsOnGpu(TorchFunctionMode):
+    """Replaces what the CPU does differently: autocast's float32 list, dropout's mask, attention with dropout."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "").strip("_")
+        if name == "scaled_dot_product_attention":
+            kwargs["dropout_p"] = 0.0
+            args = args[:4]
+        elif func is F.multi_head_attention_forward and "training" in kwargs:
+            kwargs["training"] = False  # what is inside is out of reach from here; fused attention stores no mask
+        elif func is F.dropout:
+            return _dropout(*args, **kwargs)
+        elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
+            return _cross_entropy(*args, **kwargs)
+        elif name in _FLOAT32 and torch.is_autocast_enabled("cpu") and func is not torch.Tensor.to:
+            args = tuple(_widen(each) for each in args)
+            kwargs = {key: _widen(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """`AsOnGpu`, also for what activation checkpointing computes again: the mode is off inside `backward` otherwise."""
+    engine = torch.autograd.__dict__["_engine_run_backward"]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with AsOnGpu():
+            return engine(*args, **kwargs)
+
+    torch.autograd.__dict__["_engine_run_backward"] = run
+    try:
+        with AsOnGpu():
+            yield
+    finally:
+        torch.autograd.__dict__["_engine_run_backward"] = engine
+
+
+def _widen(value: Any) -> Any:
+    return value.float() if _is_narrow(value) else value
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
+def _cross_entropy(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """CUDA widens in the log-softmax kernel, without a copy, and its gradient is narrow again."""
+    kwargs.pop("label_smoothing", None)
+    wide: torch.Tensor = _WideLogSoftmax.apply(input)  # type: ignore[no-untyped-call]  # as torch declares it
+    return F.nll_loss(wide, target, *args[:5], **kwargs)
+
+
+class _WideLogSoftmax(torch.autograd.Function):
+    """The kernel as CUDA has it; seen from a CPU only float16 has one, so a bfloat16 is taken for that."""
+
+    @staticmethod
+    def forward(ctx: Any, narrow: torch.Tensor) -> torch.Tensor:
+        out = torch.ops.aten._log_softmax(narrow.view(torch.float16), 1, True)
+        ctx.save_for_backward(out)
+        ctx.narrow = narrow.dtype
+        return out  # type: ignore[no-any-return]  # an operator's type is not known
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> torch.Tensor:
+        (out,) = ctx.saved_tensors
+        grad = torch.ops.aten._log_softmax_backward_data(grads[0], out, 1, torch.float16)
+        return grad.view(ctx.narrow)  # type: ignore[no-any-return]  # an operator's type is not known
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+@contextmanager
+def fake_device() -> Iterator[None]:
+    """Models and batches made under it weigh nothing: tensors have shapes and no data."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # as torch declares it
+        yield
+
+
+class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
+    """A value that code asks of a fake tensor (`if x.any():`, `.item()`) is false, or 1: the usual way through."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            kind = args[0].dtype
+            return False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
+        return func(*args, **(kwargs or {}))
