@@ -120,14 +120,15 @@ def check_end(tale: Tale) -> None:
     assert job.phase in JOB_ENDS
     assert job.ended_at is not None
     assert all(attempt.phase is AttemptPhase.ENDED and attempt.outcome for attempt in tale.attempts)
-    assert [attempt.number for attempt in tale.attempts] == list(range(1, job.attempt + 1))
-    outcomes = [attempt.outcome for attempt in tale.attempts]
-    assert Outcome.SUCCEEDED not in outcomes[:-1]
+    assert [attempt.number for attempt in tale.attempts] == list(range(1, job.last_number + 1))
+    own = [attempt for attempt in tale.attempts if attempt.number <= job.attempt and attempt.running_at]
+    assert Outcome.SUCCEEDED not in [attempt.outcome for attempt in own[:-1]]
+    outcomes = [attempt.outcome for attempt in tale.attempts if attempt.number <= job.attempt]
     reported = Counter(
         (event.attempt, event.rank, event.kind, event.at) for event in tale.events if event.rank is not None
     )
     assert [key for key, count in reported.items() if count > 1] == []
-    if not {"stopping", "stopped"} & {event.kind for event in tale.events}:
+    if not {"stopping", "stopped", "relief", "takeover"} & {event.kind for event in tale.events}:
         assert Outcome.STOPPED not in outcomes, "nobody wanted a stop"
     if job.phase is JobPhase.DONE:
         assert outcomes[-1] is Outcome.SUCCEEDED

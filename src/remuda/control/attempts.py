@@ -235,7 +235,8 @@ def _noticed(view: AttemptView, now: datetime) -> Action | None:
     if until is None:
         return None
     drill = until == view.attempt.drill_until
-    reason = "a fire drill takes the node" if drill else "the place takes the node back"
+    ours = "the work moves to another gang" if view.job.reliefs else "a fire drill takes the node"
+    reason = ours if drill else "the place takes the node back"
     if now >= until:
         return _ending(Outcome.PREEMPTED, reason)
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]

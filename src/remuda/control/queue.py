@@ -229,7 +229,8 @@ class QueueReconciler:
         """Say why on the first jobs that stay, where it is news; a decision of the policy is an event too."""
         told = [stay for stay in stays[:_EXPLAINED] if stay.reason != stay.job.reason]
         news = [replace(stay.job, reason=stay.reason, course=courses[stay.job.id] or stay.job.course) for stay in told]
-        events = [_event(job, now, "waits", job.reason) for job in news if courses[job.id] is not None]
+        decided = [(job, course) for job in news if (course := courses[job.id]) is not None]
+        events = [_event(job, now, "waits", course.reason) for job, course in decided]
         if news:
             await self._store.commit(Changes(jobs=news, events=events))
 

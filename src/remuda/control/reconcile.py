@@ -220,6 +220,7 @@ class JobReconciler:
     async def _step_attempt(self, scene: Scene, attempt: Attempt) -> timedelta | None:
         if self._look_due(attempt):
             await self._flush(scene)
+            attempt = scene.attempts[attempt.number]
             await self._observe(attempt)
             nodes = await self._store.nodes(attempt.id)
             scene.nodes[attempt.id] = list(nodes)
@@ -281,6 +282,7 @@ class JobReconciler:
 
     async def _launch(self, scene: Scene, attempt: Attempt) -> None:
         await self._flush(scene)
+        attempt = scene.attempts[attempt.number]  # as it was written, should it be new
         memory = self._remember(attempt)
         memory.doubt, memory.fresh, memory.seen = True, False, Look.UNKNOWN
         try:

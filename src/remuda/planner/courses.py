@@ -23,6 +23,7 @@ from remuda.planner.work import estimate
 
 _MOST_MARKETS = 8
 _ALIKE = 1.02  # machines whose running times differ by no more are of one speed
+_ABOUT = 1.1  # prices of spot this close are as good as the same
 _LEAST_LEFT = 0.01  # of the work: an estimate may be short, and work that runs is not done
 _SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run yet
 _SPARE = timedelta(seconds=60)  # kept before the deadline for what takes a moment longer
@@ -133,6 +134,7 @@ def advise(
     decision = policy.decide(view)
     if (urgent := _last_moment(setting, standpoint, view)) is not None:
         decision = urgent
+    decision = _sooner(setting, view, decision)
     decision = _within_budget(setting, standpoint, view, decision)
     return _advice(setting, standpoint, view, decision)
 
@@ -297,6 +299,20 @@ def _last_moment(setting: Setting, standpoint: Standpoint, view: View) -> Decisi
     if slack > setting.terms.overhead_s:
         return None
     return Decision(Mode.ON_DEMAND, _cheapest_fixed(setting), inf, "spot has not come up, and this is the last moment")
+
+
+def _sooner(setting: Setting, view: View, decision: Decision) -> Decision:
+    """Waiting for spot at home, with spot of about the same price elsewhere, saves nothing: go there now."""
+    terms = setting.terms
+    slack = terms.deadline_s - view.now_s - view.left_s
+    if decision.mode is not Mode.IDLE or view.mode is not Mode.IDLE or slack < 2 * terms.overhead_s:
+        return decision
+    home = view.quotes[view.market].usd_hr if view.market != NOWHERE else inf
+    up = [index for index, quote in enumerate(view.quotes) if quote.up and quote.usd_hr <= home * _ABOUT]
+    if not up:
+        return decision
+    best = min(up, key=lambda index: view.quotes[index].usd_hr)
+    return Decision(Mode.SPOT, best, inf, "spot is there for about the price of where it was")
 
 
 def _cheapest_fixed(setting: Setting) -> int:

@@ -123,6 +123,7 @@ class _Stage:
                         nodes=[await self._memory.nodes(attempt.id) for attempt in attempts],
                         events=await self._memory.events(job_id),
                         charges=await self._memory.charges(job_id),
+                        sights=await self._memory.observations({each.offer.key for each in attempts}, START),
                     )
                 )
         closed = all(

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from remuda.domain.events import Charge, Event
 from remuda.domain.jobs import Attempt, Job, Node
+from remuda.domain.markets import Observation
 from remuda.domain.tasks import Task
 from remuda.domain.units import Money
 from remuda.providers.fake.cloud import FakeCloud
@@ -79,6 +80,7 @@ class Tale:
     nodes: Sequence[Sequence[Node]]  # by attempt
     events: Sequence[Event]
     charges: Sequence[Charge]
+    sights: Sequence[Observation] = ()  # of the markets that it used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

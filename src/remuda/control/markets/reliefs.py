@@ -49,7 +49,8 @@ class Reliefs:
         if self._drop(scene, now):
             return None
         if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or job.stop_reason is not None or own is None:
-            self._reviewed.pop(job.id, None)
+            for key in (job.id, *(attempt.id for attempt in scene.attempts.values())):
+                self._reviewed.pop(key, None)
             return _NONE
         if own.phase in _SETTLED or own.offer.shared:
             return _NONE
@@ -127,7 +128,7 @@ class Reliefs:
         allowed = job.task.retry.preemption
         if (allowed is not None and job.retries.get("preemption", 0) >= allowed) or not is_steered(job):
             return _NONE
-        if not self._due(job, now):
+        if not self._due(own.id, now):
             return _REVIEW
         advice = await self._out.guide.successor(job, list(scene.attempts.values()), own)
         if advice is None or not advice.offers:
@@ -139,7 +140,7 @@ class Reliefs:
         job = scene.job
         if not is_steered(job) or own.phase is AttemptPhase.LAUNCHING:
             return _NONE
-        if not self._due(job, now):
+        if not self._due(job.id, now):
             return max(_SOON, self._reviewed[job.id] - now)
         advice = await self._out.guide.review(job, list(scene.attempts.values()), scene.nodes.get(own.id, ()))
         if advice is None:
@@ -151,11 +152,12 @@ class Reliefs:
             return again
         return self._start(scene, advice, now, advice.reason)
 
-    def _due(self, job: Job, now: datetime) -> bool:
-        at = self._reviewed.get(job.id)
+    def _due(self, key: str, now: datetime) -> bool:
+        """Whether it is time to ask again about this job, or about this gang's successor."""
+        at = self._reviewed.get(key)
         if at is not None and at > now:
             return False
-        self._reviewed[job.id] = now + _REVIEW
+        self._reviewed[key] = now + _REVIEW
         return True
 
     def _start(self, scene: Scene, advice: Advice, now: datetime, why: str) -> timedelta | None:

@@ -1,0 +1,146 @@
+"""Jobs that are to end in time at the least cost: the reconcilers ask the deadline policy, on virtual time."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from tests.sim.story_checks import check_all, tell
+
+from remuda.domain.jobs import JobPhase, Outcome
+from remuda.domain.markets import Sight
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from remuda.domain.units import HourlyRate
+from remuda.providers.fake.script import Fate, PriceChange, Reply, Script
+from remuda.sim.stage import START, play
+from remuda.sim.story import Ending, Story, Submission, Tale
+
+FIXED = Offer(
+    provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)
+)
+SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
+SPOT_B = replace(SPOT, zone="b", rate=HourlyRate(310_000))
+FIXED_B = replace(FIXED, zone="b")
+HOUR = timedelta(hours=1)
+
+
+def task(hours: float = 4, deadline: timedelta = 8 * HOUR, **changes: object) -> Task:
+    made = Task(
+        name="digits",
+        run="train",
+        env={"FAKE_RUN_S": str(hours * 3600)},
+        resources=Resources(spot=SpotPolicy.AUTO),
+        checkpoint=Checkpoint(path="c", every=timedelta(minutes=10)),
+        limits=Limits(deadline_after=deadline),
+        work=Work(samples=hours * 3600, rates={"cpu": 1.0}),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def tell_story(job: Task, *launches: Fate, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object) -> Tale:
+    return only(play_story(job, *launches, offers=offers, **more))
+
+
+def play_story(job: Task, *launches: Fate, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object) -> Ending:
+    script = Script(offers=offers, launches=launches, **more)  # type: ignore[arg-type]
+    ending = play(Story(submissions=(Submission(task=job),), script=script))
+    check_all(ending)
+    return ending
+
+
+def only(ending: Ending) -> Tale:
+    [tale] = ending.tales
+    return tale
+
+
+def bought(tale: Tale) -> list[tuple[str | None, str, Outcome | None]]:
+    return [(attempt.offer.zone, str(attempt.offer.purchase), attempt.outcome) for attempt in tale.attempts]
+
+
+def in_time(tale: Tale) -> bool:
+    limit = START + (tale.job.task.limits.deadline_after or timedelta.max)
+    return tale.job.phase is JobPhase.DONE and tale.job.ended_at is not None and tale.job.ended_at <= limit
+
+
+def test_with_slack_a_job_runs_on_spot_and_says_why() -> None:
+    tale = tell_story(task())
+    assert bought(tale) == [("a", "spot", Outcome.SUCCEEDED)]
+    assert tale.job.course is not None
+    assert tale.job.course.mode == "spot"
+    placed = next(event for event in tale.events if event.kind == "placed")
+    assert "spot" in placed.text.partition(": ")[2]
+
+
+def test_without_slack_a_job_runs_on_demand_at_once() -> None:
+    tale = tell_story(task(hours=4, deadline=timedelta(hours=4.2)))
+    assert bought(tale) == [("a", "on-demand", Outcome.SUCCEEDED)], tell(tale)
+    assert in_time(tale)
+
+
+def test_spot_that_is_sold_out_is_waited_for_only_while_there_is_time() -> None:
+    refusals = [Fate(reply=Reply.NO_CAPACITY)] * 60
+    tale = tell_story(task(hours=2, deadline=timedelta(hours=4)), *refusals, offers=(replace(SPOT, capacity=0), FIXED))
+    assert tale.attempts[-1].offer.purchase is Purchase.ON_DEMAND or not in_time(tale)
+
+
+def test_a_job_that_loses_spot_again_and_again_ends_on_demand_in_time() -> None:
+    fates = [Fate(preempted_after_s=1500, notice_s=120)] * 30
+    tale = tell_story(task(hours=4, deadline=5.5 * HOUR), *fates[:8])
+    assert in_time(tale), tell(tale)
+
+
+def test_a_notice_starts_the_next_gang_while_the_first_shuts_down() -> None:
+    tale = tell_story(task(), Fate(preempted_after_s=4000, notice_s=120), offers=(SPOT, FIXED, SPOT_B, FIXED_B))
+    first, second = tale.attempts[:2]
+    assert first.outcome is Outcome.PREEMPTED
+    assert first.ended_at is not None
+    assert second.created_at < first.ended_at, tell(tale)
+    assert "takeover" in [event.kind for event in tale.events]
+    assert in_time(tale)
+
+
+def test_a_gang_on_spot_that_does_not_boot_is_left_for_on_demand_in_time() -> None:
+    tale = tell_story(task(hours=4, deadline=timedelta(hours=4.75)), Fate(boots=False))
+    assert in_time(tale), tell(tale)
+    assert tale.attempts[-1].offer.purchase is Purchase.ON_DEMAND
+
+
+def test_refusals_are_tried_elsewhere_at_once() -> None:
+    offers = (SPOT, FIXED, SPOT_B, FIXED_B)
+    tale = tell_story(task(), Fate(reply=Reply.NO_CAPACITY), offers=offers)
+    assert bought(tale)[:2] == [("a", "spot", Outcome.CAPACITY), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+    assert tale.attempts[1].created_at - tale.attempts[0].created_at < timedelta(seconds=5)
+
+
+def test_what_was_seen_of_markets_is_written_down() -> None:
+    tale = tell_story(task(), Fate(reply=Reply.NO_CAPACITY), Fate(preempted_after_s=3000))
+    kinds = [(seen.market, seen.sight) for seen in tale.sights]
+    assert (SPOT.key, Sight.REFUSED) in kinds
+    assert (SPOT.key, Sight.PRICE) in kinds
+    assert {Sight.GRANTED, Sight.BOOTED, Sight.TAKEN, Sight.ENDED} <= {sight for _, sight in kinds}
+    [taken] = [seen for seen in tale.sights if seen.sight is Sight.TAKEN]
+    assert 2900 < taken.seconds < 3100
+
+
+def test_spot_that_became_dear_is_left_for_another_zone_at_a_checkpoint_without_a_stop() -> None:
+    change = PriceChange(offer=SPOT.key, at_s=3000, rate=HourlyRate(950_000))
+    ending = play_story(task(hours=6, deadline=12 * HOUR), offers=(SPOT, FIXED, SPOT_B, FIXED_B), prices=(change,))
+    tale = only(ending)
+    assert bought(tale) == [("a", "spot", Outcome.PREEMPTED), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+    kinds = [event.kind for event in tale.events]
+    assert [kind for kind in kinds if kind in ("relief", "handover", "takeover")] == ["relief", "handover", "takeover"]
+    first, second = [(since, until) for _, _, since, until in ending.cloud.storage.work]
+    assert first[1] is not None
+    assert timedelta(0) <= second[0] - first[1] < timedelta(seconds=15), "the other gang was there already"
+    assert Sight.TAKEN not in {seen.sight for seen in tale.sights}, "a move is not the market's fault"
+    assert not tale.job.retries.get("node")
+
+
+def test_a_second_gang_that_is_refused_costs_the_first_nothing() -> None:
+    change = PriceChange(offer=SPOT.key, at_s=3000, rate=HourlyRate(950_000))
+    fates = (Fate(), *[Fate(reply=Reply.NO_CAPACITY)] * 9)
+    job = task(hours=3, deadline=12 * HOUR)
+    tale = tell_story(job, *fates, offers=(SPOT, FIXED, SPOT_B, FIXED_B), prices=(change,))
+    assert tale.job.phase is JobPhase.DONE
+    assert (tale.attempts[0].outcome, tale.job.attempt) == (Outcome.SUCCEEDED, 1), tell(tale)
+    assert {attempt.outcome for attempt in tale.attempts[1:]} <= {Outcome.CAPACITY, Outcome.STOPPED}
+    assert len(tale.attempts) > 1
