@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import shutil
 import time
 import zipfile
 from collections.abc import Iterator
@@ -100,6 +101,8 @@ class TestSsh(ProviderContract):
         while left := list_left():
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
+        for host in lab.hosts:  # the hosts remember names that are over; the next test uses them again
+            shutil.rmtree(host.home / ".remuda-agent", ignore_errors=True)
 
 
 def list_left() -> list[str]:

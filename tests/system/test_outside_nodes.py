@@ -23,7 +23,7 @@ from remuda.api.outside.shelf import Shelf
 from remuda.api.tokens import load_tokens
 from remuda.client import Client, connect
 from remuda.providers.base import Outside
-from remuda.providers.hosts.boot import make_boot_script, make_config
+from remuda.providers.hosts.bootstrap import make_preamble
 
 pytestmark = pytest.mark.system
 
@@ -78,9 +78,28 @@ def gang_of(client: Client, name: str) -> str:
     return look()
 
 
+def make_script(outside: Outside, gang: str, folder: Path) -> str:
+    """What a place would have a new machine run."""
+    config = {
+        "gang": gang,
+        "rank": 0,
+        "address": outside.address,
+        "pin": outside.pin,
+        "token": outside.claim_token(gang, 0),
+        "home": f"{folder}/{gang}/0",
+    }
+    agent = outside.agent()
+    return f"""{make_preamble(outside, str(folder))}
+remuda_start && remuda_fetch {agent} {agent}.pyz || exit 1
+cat > "$REMUDA_FOLDER/config.json" <<'CONFIG'
+{json.dumps(config)}
+CONFIG
+exec $REMUDA_PYTHON -I -S "$REMUDA_FOLDER/{agent}.pyz" "$REMUDA_FOLDER/config.json"
+"""
+
+
 def boot(outside: Outside, gang: str, folder: Path, *, path: str | None = None) -> "subprocess.CompletedProcess[str]":
-    config = make_config(outside, gang, 0, lease_s=600, grace_s=1, folder=str(folder))
-    script = make_boot_script(outside, [config], folder=str(folder))
+    script = make_script(outside, gang, folder)
     env = {**os.environ, **({"PATH": path} if path else {})}
     return subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60)
 
@@ -115,7 +134,7 @@ def test_a_bootstrap_token_is_good_for_one_claim_and_nothing_else(client: Client
         try:
             kept = tmp_path / f"first/{gang}/0/token"
             wait_until(lambda: client.job("default", "once").phase == "running")
-            token = json.loads((tmp_path / "first/config-0.json").read_text())["token"]
+            token = json.loads((tmp_path / "first/config.json").read_text())["token"]
             assert token == outside.claim_token(gang, 0)
             assert kept.read_text() not in ("", token)
             assert kept.stat().st_mode & 0o077 == 0
@@ -146,8 +165,7 @@ def test_an_agent_says_nothing_to_another_certificate(client: Client, tmp_path: 
     client.submit("{name: mitm, run: 'echo no', workdir: null}")
     outside = replace(outside_of(client, tmp_path / "home"), pin="0" * 64)
     gang = gang_of(client, "mitm")
-    config = make_config(outside, gang, 0, lease_s=600, grace_s=1, folder=str(tmp_path / "node"))
-    script = make_boot_script(outside, [config], folder=str(tmp_path / "node"))
+    script = make_script(outside, gang, tmp_path / "node")
     node = subprocess.Popen(["/bin/sh"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert node.stdin is not None
     assert node.stderr is not None

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from remuda.domain.units import HourlyRate, parse_rate
+from remuda.providers.hosts.herd.machines import Facts, Known, Smi, list_offers, make_hosts, make_machine
 from remuda.providers.ssh.inventory import Entry
-from remuda.providers.ssh.machines import Facts, Known, Smi, list_offers, make_hosts, make_machine
 
 ENTRY = Entry(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
 FACTS = Facts(
@@ -26,7 +26,7 @@ AMD = {
 
 
 def known(entry: Entry = ENTRY, facts: Facts = FACTS, *, ready: bool = True) -> Known:
-    return Known(entry=entry, facts=facts, machine=make_machine(entry, facts), ready=ready)
+    return Known(provider="ssh", entry=entry, facts=facts, machine=make_machine(entry, facts), ready=ready)
 
 
 def test_nvidia_amd_and_limits() -> None:

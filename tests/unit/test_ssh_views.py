@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from remuda.providers.ssh.books import Intent
-from remuda.providers.ssh.views import (
+from remuda.providers.hosts.herd.books import Intent
+from remuda.providers.hosts.herd.views import (
     Exit,
     GangThere,
     HostLook,

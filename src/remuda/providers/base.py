@@ -252,6 +252,46 @@ class Carries(Protocol):
         """Carry for every gang of this installation until cancelled; a lost line is taken up again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """Lines of which one, pasted into a machine's shell, makes it a node of ours. They hold a token that is good once."""
+
+    shell: str
+    python: str  # for machines without curl
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine that joined."""
+
+    name: str
+    state: str  # for people: up, silent, leaving, left
+    has: str  # for people: what it has
+    joined_at: datetime
+    heard_at: datetime | None = None
+
+
+@runtime_checkable
+class ServesNodes(Protocol):
+    """A provider whose machines call us. The API carries what they say and understands none of it."""
+
+    async def invite(self, *, name: str | None, group: str | None, valid: timedelta) -> Invitation:
+        """`group`: machines of one network, which can carry a gang together. Raises Refused."""
+
+    async def machines(self) -> Sequence[Machine]:
+        """Those that joined and were not dismissed."""
+
+    async def dismiss(self, name: str) -> None:
+        """Its work ends, its token opens nothing any more. Raises NotFound."""
+
+    async def script(self) -> bytes:
+        """What the pasted line fetches and runs; the same for all, without any secret."""
+
+    async def answer(self, call: str, token: str, body: bytes) -> bytes:
+        """Answer a machine; may take as long as a long poll. Raises Refused (go for good), NotFound, TryAgain."""
+
+
 @runtime_checkable
 class Closes(Protocol):
     """A provider that holds files or connections of its own; what it launched goes on without it."""

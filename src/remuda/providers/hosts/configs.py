@@ -1,6 +1,6 @@
 """What an agent on a single host is started with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -24,3 +24,4 @@ class AgentConfig:
     cpus: float | None = None
     memory_mib: int | None = None
     node_address: str = "127.0.0.1"
+    taken: Mapping[str, str | float] | None = None  # how the place takes its nodes back

@@ -15,21 +15,13 @@ from pathlib import Path
 
 import asyncssh
 
-from remuda.providers.base import Refused, TryAgain
+from remuda.providers.hosts.herd.line import CannotConnect, NotLetIn
 from remuda.providers.ssh.inventory import Entry
 
 CONNECT_TIMEOUT_S = 10
 KEEPALIVE_S, KEEPALIVES = 5, 3  # a line that was cut without a word is noticed after their product
 _PORT = 22
 asyncssh.set_log_level(logging.WARNING)  # it tells of every channel else
-
-
-class CannotConnect(TryAgain):
-    """Nobody answers now."""
-
-
-class NotLetIn(Refused):
-    """A person must act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

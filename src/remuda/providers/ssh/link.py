@@ -22,22 +22,18 @@ import msgspec
 
 from remuda.providers.base import NoCapacity, Refused, TryAgain
 from remuda.providers.hosts import parcels
+from remuda.providers.hosts.herd.line import ASK_TIMEOUT_S, CannotConnect, Far, LinkLost
+from remuda.providers.hosts.herd.machines import Facts
 from remuda.providers.hosts.parcels import Parcel
-from remuda.providers.ssh.dial import CannotConnect, Dialled, Ways, dial
+from remuda.providers.ssh.dial import Dialled, Ways, dial
 from remuda.providers.ssh.inventory import Entry
-from remuda.providers.ssh.machines import Facts
 
 _T = TypeVar("_T")
-ASK_TIMEOUT_S = 60  # of one answer; a launch writes a few files
 SETUP_TIMEOUT_S = 90  # bringing a Python over a slow line
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between tries to connect
 _COUNTED_S = 60.0  # of the time between two failed tries at most so much counts as silence: we may have slept
 _WITNESS_TIMEOUT_S = 5
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path, with a margin to the kernel's 108
-
-
-class LinkLost(TryAgain):
-    """The line broke after something was asked: perhaps it was done."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -63,16 +59,6 @@ class Base:
     changed: Callable[[str, str | None], None]  # host, and a gang or None for all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Far:
-    """A host as it was set up for this connection."""
-
-    root: str  # of this installation on this host
-    cache: str
-    agent: tuple[str, ...]  # starts the agent; the configuration's path is appended
-    steward: tuple[str, ...]
-
-
 class Link:
     """One host. `ask` connects where it must; a host that did not answer is asked again after a pause only."""
 
@@ -94,6 +80,10 @@ class Link:
         self._opening = asyncio.Lock()
         self._failed_at = 0.0  # on the loop's clock, as below
         self._pause_s = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
 
     @property
     def up(self) -> bool:

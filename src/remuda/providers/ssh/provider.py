@@ -23,16 +23,17 @@ from remuda.providers.base import (
     Refused,
     TryAgain,
 )
+from remuda.providers.hosts.herd.books import Books
+from remuda.providers.hosts.herd.gangs import Herd
+from remuda.providers.hosts.herd.line import Far
+from remuda.providers.hosts.herd.machines import Facts, Known, list_offers, make_hosts, make_machine
+from remuda.providers.hosts.herd.placing import Way, place_ranks
 from remuda.providers.hosts.models import say_models
 from remuda.providers.hosts.parcels import Parcel, make_parcel
 from remuda.providers.hosts.records import read, write
-from remuda.providers.ssh.books import Books
 from remuda.providers.ssh.dial import Ways
-from remuda.providers.ssh.herd import Herd
 from remuda.providers.ssh.inventory import read_inventory
 from remuda.providers.ssh.link import Base, Link
-from remuda.providers.ssh.machines import Facts, Known, list_offers, make_hosts, make_machine
-from remuda.providers.ssh.placing import place_ranks
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices come and go rarely, and asking drivers is slow
 _FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts of which nothing is known yet
@@ -66,7 +67,7 @@ class SshProvider:
             self._books,
             installation=context.installation,
             lost_after=timedelta(seconds=float(context.settings.get("lost_after_s", 600))),
-            carries=bool(context.server_address),
+            way=self._way,
             now=context.now,
         )
 
@@ -155,6 +156,10 @@ class SshProvider:
             await link.close()
         self._learning.clear()
 
+    def _way(self, gang: GangSpec, far: Far, rank: int) -> Way:
+        carried = bool(self._context.server_address)
+        return Way(address=f"unix:{far.root}/sock" if carried else gang.carrier.address, token=gang.carrier.token)
+
     # Hosts and what they have
 
     def _follow(self) -> None:
@@ -240,7 +245,7 @@ class SshProvider:
     async def _keep(self, name: str, facts: Facts) -> None:
         entry = self._links[name].entry
         machine = await asyncio.to_thread(make_machine, entry, facts)
-        self._known[name] = Known(entry=entry, facts=facts, machine=machine, ready=False)
+        self._known[name] = Known(provider=self.manifest.name, entry=entry, facts=facts, machine=machine, ready=False)
 
     def _collect(self) -> None:
         for name, task in list(self._learning.items()):

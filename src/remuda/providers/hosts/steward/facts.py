@@ -44,7 +44,8 @@ def read_facts(root: str) -> Fields:
         "hostname": os.uname().nodename,
         "user": find_user(),
         "python": sys.version.split()[0],
-        "address": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2],
+        "address": os.environ.get("REMUDA_NODE_ADDRESS")
+        or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2],
         "cpus": len(os.sched_getaffinity(0)),
         "memory_mib": pages >> 20,
         "disk_gib": disk.f_bavail * disk.f_frsize >> 30,

@@ -69,6 +69,7 @@ class Steward:
         self._alive: set[str] = set()  # folders of ranks that we saw alive
         self._poll = select.poll()
         self._out = b""
+        self._kill_all_at: float | None = None  # this host goes: whatever lives then is killed
 
     def serve(self) -> None:
         """Answer until the input ends."""
@@ -165,6 +166,15 @@ class Steward:
             write_json(folder + "/removing.json", {"kill_at": kill_at})
             for rank in self._ranks(name):
                 self._terminate(name, rank)
+        return {}
+
+    def do_leave(self, asked: Fields) -> Fields:
+        """This host goes: agents are told as if it were taken away, and what lives after `grace_s` is killed."""
+        for name in self._names():
+            for rank in self._ranks(name):
+                if read_json(f"{self._folder(name)}/{rank}/dead.json") is None:
+                    self._terminate(name, rank)
+        self._kill_all_at = time.time() + asked["grace_s"] + PATIENCE_S
         return {}
 
     def do_forget(self, asked: Fields) -> Fields:
@@ -336,6 +346,8 @@ class Steward:
     def _tend(self) -> float | None:
         """Bring what is to go a step further and tell what changed; for how long nothing needs us."""
         self._children = [child for child in self._children if child.poll() is None]
+        if self._kill_all_at is not None and time.time() >= self._kill_all_at:
+            self._remove_all()
         pause: float | None = POLL_S if self._children and not hasattr(os, "pidfd_open") else None
         try:
             with Locked(self._root + "/lock"):
@@ -349,7 +361,13 @@ class Steward:
                     self._tell(name, json.dumps([seen["removing"], [rank["state"] for rank in seen["ranks"]]]))
         except OSError:  # a disk that is full or away: the next look tells
             return POLL_S
-        return pause
+        return pause if self._kill_all_at is None else min(pause or POLL_S, POLL_S)
+
+    def _remove_all(self) -> None:
+        for name in self._names():
+            folder = self._folder(name)
+            if read_json(folder + "/removing.json") is None:
+                write_json(folder + "/removing.json", {"kill_at": time.time()})
 
     def _tell(self, name: str, looks: str) -> None:
         before = self._told.get(name)

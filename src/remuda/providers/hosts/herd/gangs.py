@@ -1,4 +1,4 @@
-"""The gangs of one installation on hosts reached by SSH: started all or none, looked after, given back.
+"""The gangs of one installation on hosts that stewards look after: started all or none, looked after, given back.
 
 An intent is on disk here before any host is asked, so that whatever may have been started is found again: the name
 of a gang is a folder on each of its hosts, and asking twice starts nothing twice. A host that does not answer makes
@@ -22,11 +22,10 @@ from remuda.providers.base import (
     Refused,
     TryAgain,
 )
-from remuda.providers.ssh.books import Books, Intent
-from remuda.providers.ssh.dial import CannotConnect, NotLetIn
-from remuda.providers.ssh.link import Link, LinkLost
-from remuda.providers.ssh.placing import Placed, make_config, node_address
-from remuda.providers.ssh.views import (
+from remuda.providers.hosts.herd.books import Books, Intent
+from remuda.providers.hosts.herd.line import CannotConnect, Far, Line, LinkLost, NotLetIn
+from remuda.providers.hosts.herd.placing import Placed, Way, make_config, node_address
+from remuda.providers.hosts.herd.views import (
     HostLook,
     RankView,
     Silent,
@@ -57,23 +56,23 @@ class _Glance:
 
 
 class Herd:
-    """`links` are the hosts of the inventory by name; `address` is where agents on a host reach the control plane."""
+    """`links` are the hosts by name; `way` says how the agent of a gang's rank on a host reaches the control plane."""
 
     def __init__(
         self,
-        links: Callable[[], Mapping[str, Link]],
+        links: Callable[[], Mapping[str, Line]],
         books: Books,
         *,
         installation: str,
         lost_after: timedelta,
-        carries: bool,
+        way: Callable[[GangSpec, Far, int], Way],
         now: Callable[[], datetime],
     ) -> None:
         self._links = links
         self._books = books
         self._installation = installation
         self._lost_after = lost_after
-        self._carries = carries
+        self._way = way
         self._now = now
         self.patient = True  # connect where it must; False while somebody else keeps the lines up
         self._glances: dict[str, _Glance] = {}
@@ -119,12 +118,17 @@ class Herd:
         far = await link.connect()
         if not far.agent:
             raise Refused("no agent can be started on hosts: the server did not say which")
-        socket = f"unix:{far.root}/sock" if self._carries else gang.carrier.address
         asked = [
             {
                 "rank": each.rank,
                 "devices": [device.id for device in each.devices],
-                "config": make_config(gang, each, socket, f"{far.root}/gangs/{gang.name}/{each.rank}", far.cache),
+                "config": make_config(
+                    gang,
+                    each,
+                    self._way(gang, far, each.rank),
+                    f"{far.root}/gangs/{gang.name}/{each.rank}",
+                    far.cache,
+                ),
             }
             for each in ranks
         ]
@@ -265,11 +269,11 @@ class Herd:
         await self._clean(link, look)
         return look
 
-    async def _is_dead(self, link: Link) -> bool:
+    async def _is_dead(self, link: Line) -> bool:
         """Whether two witnesses say so: our own tries for long enough, and the hosts that we do reach."""
         if link.up or link.silent_s < self._lost_after.total_seconds() or not link.let_in:
             return False
-        said = self._witnessed.get(link.entry.name)
+        said = self._witnessed.get(link.name)
         if said is not None and said <= link.silent_s < said + _WITNESS_EVERY_S:
             return True
         others = [each for each in self._links().values() if each is not link]
@@ -280,12 +284,12 @@ class Herd:
         if any(await asyncio.gather(*(each.reaches(*target) for each in reached))):
             link.silent_s = 0.0
             return False
-        self._witnessed[link.entry.name] = link.silent_s
+        self._witnessed[link.name] = link.silent_s
         return True
 
-    async def _clean(self, link: Link, look: HostLook) -> None:
+    async def _clean(self, link: Line, look: HostLook) -> None:
         """What is there of gangs that are over, given up or to go: have it go."""
-        host = link.entry.name
+        host = link.name
         for there in look.gangs:
             intent, ended = self._books.intents.get(there.name), self._books.ended.get(there.name)
             over = all(rank.state == "over" for rank in there.ranks)
@@ -332,7 +336,7 @@ class Herd:
             return "" if await self._is_dead(link) else str(error)
         return ""
 
-    def _link(self, host: str) -> Link:
+    def _link(self, host: str) -> Line:
         link = self._links().get(host)
         if link is None:
             raise NoCapacity(f"{host} is not in the inventory")

@@ -4,15 +4,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host
+from remuda.domain.units import HourlyRate
 from remuda.providers.hosts.devices import Nvml, Sources
 from remuda.providers.hosts.machine import Machine, discover
 from remuda.providers.hosts.models import Model, count_models, instance_type, model_of
-from remuda.providers.ssh.inventory import Entry
 
-PROVIDER = "ssh"
+
+class Entry(Protocol):
+    """What is said of a host beside what it says of itself."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def in_group(self) -> bool:
+        """False: it takes no part in its group's gangs."""
+
+    @property
+    def rate(self) -> HourlyRate:
+        """Of one accelerator, or of a node that holds none."""
+
+    @property
+    def node_address(self) -> str | None:
+        """Where the other ranks of a gang find it, if not where it says."""
+
+    @property
+    def cpus(self) -> float | None: ...
+    @property
+    def memory_gib(self) -> float | None: ...
+    @property
+    def accelerators(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +57,7 @@ class Facts:
     hostname: str
     user: str
     python: str
-    address: str  # that the SSH connection came in at: where others of its network find it
+    address: str  # it is reached or reaches us at: where others of its network find it
     cpus: int
     memory_mib: int
     disk_gib: int
@@ -44,8 +70,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """One host of the inventory whose facts are known, and whether it answers now."""
+    """One host whose facts are known, and whether it answers now."""
 
+    provider: str
     entry: Entry
     facts: Facts
     machine: Machine
@@ -130,12 +157,12 @@ def make_hosts(known: Sequence[Known]) -> Sequence[Host]:
     """The shared hosts; those of a group with the group's price carry gangs together, the others none."""
     return [
         Host(
-            name=f"{PROVIDER}/{each.entry.name}",
+            name=f"{each.provider}/{each.entry.name}",
             cpus=each.machine.cpus,
             memory_mib=each.machine.memory_mib,
             devices=tuple(device.id for device in each.machine.devices),
             kinds=tuple(instance_type(model_of(device)) for device in each.machine.devices),
-            group=f"{PROVIDER}/{each.entry.group if each.entry.in_group else each.entry.name}",
+            group=f"{each.provider}/{each.entry.group if each.entry.in_group else each.entry.name}",
             ready=each.ready,
         )
         for each in known
@@ -181,7 +208,7 @@ def _of_group(group: str, members: Sequence[Known]) -> Sequence[Offer]:
 def _offer(hosts: Sequence[Known], model: Model | None, count: int, *, zone: str | None, capacity: int) -> Offer:
     machines = [host.machine for host in hosts]
     return Offer(
-        provider=PROVIDER,
+        provider=hosts[0].provider,
         region=hosts[0].entry.group,
         zone=zone,
         instance_type=instance_type(model),

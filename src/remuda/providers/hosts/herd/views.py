@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from remuda.providers.base import GangSeen, GangState, NodeSeen
+from remuda.providers.hosts.herd.books import Ended, EndedRank, Intent
 from remuda.providers.hosts.records import Exit
-from remuda.providers.ssh.books import Ended, EndedRank, Intent
 
 
 class RankState(StrEnum):
