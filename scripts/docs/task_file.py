@@ -61,7 +61,6 @@ def make_page() -> str:
             parts.append(f"\n## `{section.path}`\n\n{section.help}\n\n{_table(section)}")
     parts.append("\n## Not honoured yet\n\n")
     parts += [f"* `{key}`: {reason}.\n" for key, reason in NOT_YET.items()]
-    parts.append("* `inputs` and `outputs` with a URL: Remuda copies local files only as yet.\n")
     return "".join(parts)
 
 

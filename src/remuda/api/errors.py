@@ -135,6 +135,15 @@ CODES: Mapping[str, Code] = {
     "place-unreachable": Code(
         status=503, meaning="A provider did not answer well.", hint="try again; `remuda check` looks at every provider"
     ),
+    "data-missing": Code(
+        status=404, meaning="What an input or output names is not there.", hint="compare its URL with the storage"
+    ),
+    "data-denied": Code(
+        status=403,
+        meaning="A storage cannot be used as an input or output asks.",
+        hint="the message says which key or permission is missing; keys are set with `remuda secret set`",
+    ),
+    "data-trouble": Code(status=503, meaning="A storage did not answer well.", hint="try again"),
     "disk-full": Code(
         status=507,
         meaning="The server's disk is full; nothing was written and nothing is lost.",

@@ -1,5 +1,6 @@
 """Opens the house for the embedded server: store, places and control over one state folder, and closes it again."""
 
+import os
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -167,4 +168,5 @@ def make_surroundings(
         storage=lambda job: str(storage / job.project / job.id),
         folders=CheckpointFolders(storage),
         read_blob=lambda name: to_thread(read, name),
+        environment=os.environ,
     )

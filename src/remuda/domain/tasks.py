@@ -170,6 +170,24 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Some days of the week, 0 is Monday, from minute to minute; an end that is not later is the next day's."""
+
+    days: tuple[int, ...]
+    start_minute: int
+    end_minute: int  # at most 1440
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """When a job may start; within it, when it is cheapest. `text` is as its author wrote it."""
+
+    spans: tuple[Span, ...]
+    time_zone: str = "UTC"
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """How much there is to do, so that a plan can say how long it takes.
 
@@ -218,6 +236,7 @@ class Task:
     limits: Limits = Limits()
     retry: Retry = Retry()
     schedule: Schedule | None = None
+    window: Window | None = None
     work: Work | None = None
     webhooks: tuple[Webhook, ...] = ()
     grace: timedelta = timedelta(seconds=10)  # between SIGTERM and SIGKILL

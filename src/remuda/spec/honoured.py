@@ -3,7 +3,6 @@
 The first table is asked while a file is read; `refusals` when a provider is considered.
 """
 
-import re
 from collections.abc import Mapping
 
 from remuda.domain.tasks import NetworkNeed, SpotPolicy, Task, VolumeKind
@@ -11,17 +10,7 @@ from remuda.domain.tasks import NetworkNeed, SpotPolicy, Task, VolumeKind
 # Dotted key -> why nothing honours it yet.
 NOT_YET: Mapping[str, str] = {
     "workdir.ref": "a branch or tag moves, and every attempt must run the same; name the commit",
-    "schedule.cron": "a job is started once; let your system's cron or a systemd timer call `remuda run -d FILE`",
 }
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-
-
-def refused_url(url: str) -> str | None:
-    """Why nothing copies from or to this place yet, or None where it is a local path."""
-    match = _SCHEME.match(url)
-    if match is None or match[1].lower() == "file":
-        return None
-    return f"Remuda copies local files only as yet, not {match[1]}://; fetch it in `setup` or `run`"
 
 
 def refusals(task: Task, lacks: Mapping[str, str]) -> list[str]:

@@ -24,9 +24,11 @@ from remuda.spec.fields.params import PARAMS
 from remuda.spec.fields.resources import RESOURCES
 from remuda.spec.fields.setup import SETUP_KIND, Setup
 from remuda.spec.fields.times import SCHEDULE, length_kind
+from remuda.spec.fields.urls import read_source, read_target
 from remuda.spec.fields.volumes import VOLUMES, check_volumes
+from remuda.spec.fields.windows import WINDOW
 from remuda.spec.fields.work import WEBHOOKS, WORK
-from remuda.spec.honoured import NOT_YET, refused_url
+from remuda.spec.honoured import NOT_YET
 from remuda.spec.problems import shown, slug
 from remuda.spec.tree import ScalarNode
 
@@ -186,17 +188,8 @@ _WORKDIR_TEXT = Value(words="a folder, or a git URL with @COMMIT", parse=_read_w
 # inputs and outputs
 
 
-def _local(text: str) -> str:
-    if reason := refused_url(text):
-        raise Wrong(f"{shown(text)} is not honoured yet: {reason}", expected="")
-    path = text.strip().removeprefix("file://")
-    if not path.startswith("/"):
-        hint = "files beside the task file belong into its `workdir`, which is frozen and sent along"
-        raise Wrong(f"{shown(text)} is no full path", suggestion=hint)
-    return path
-
-
-_HERE = text_kind("a full local path such as /data/images", _local)
+_HERE = text_kind("a full path such as /data/images, or a URL such as s3://bucket/images/", read_source)
+_AWAY = text_kind("a full path such as /data/results, or a URL such as s3://bucket/results/", read_target)
 _THERE = text_kind("a path within the working folder such as data/images", inner_path)
 
 
@@ -213,15 +206,16 @@ def _transfers(path: str, help: str, source: Field[str], target: Field[str]) -> 
 
 INPUT = _transfers(
     "inputs",
-    "One thing to copy to each node before `setup`.",
-    Field(name="source", kind=_HERE, help="What to copy.", example="source: /data/images", required=True),
+    "One thing to copy to each node before the work starts. Of a URL, what ends with / or is no object itself is a "
+    "folder. Credentials stay at the control plane; see the guide on data.",
+    Field(name="source", kind=_HERE, help="What to copy.", example="source: s3://bucket/images/", required=True),
     Field(name="target", kind=_THERE, help="Where to.", example="target: data/images", required=True),
 )
 OUTPUT = _transfers(
     "outputs",
-    "One thing to copy back after the work has ended.",
+    "One thing to copy back after the work has ended. To a URL that ends with /, a file goes under its own name.",
     Field(name="source", kind=_THERE, help="What to copy.", example="source: results", required=True),
-    Field(name="target", kind=_HERE, help="Where to.", example="target: /data/results", required=True),
+    Field(name="target", kind=_AWAY, help="Where to.", example="target: s3://bucket/results/", required=True),
 )
 
 # The whole file.
@@ -329,14 +323,15 @@ SECRETS = Field(
 INPUTS = Field(
     name="inputs",
     kind=ListOf(item=INPUT),
-    help="What to copy to each node before `setup`. Local paths only.",
-    example="inputs: [{source: /data/images, target: data/images}]",
+    help="What to copy to each node before the work: from paths of the node, S3, GCS, Azure Blob, SFTP or the web.",
+    example="inputs: [{source: s3://bucket/images/, target: data/images}]",
 )
 OUTPUTS = Field(
     name="outputs",
     kind=ListOf(item=OUTPUT),
-    help="What to copy back after the work has ended with exit code 0. Local paths only.",
-    example="outputs: [{source: results, target: /data/results}]",
+    help="What to copy back after the work has ended with exit code 0: to paths of the node, S3, GCS, Azure Blob or "
+    "SFTP.",
+    example="outputs: [{source: results, target: s3://bucket/results/}]",
 )
 VOLUMES_FIELD = Field(
     name="volumes",
@@ -358,9 +353,17 @@ RETRY_FIELD = Field(name="retry", kind=RETRY, help=RETRY.help, example="retry: {
 SCHEDULE_FIELD = Field(
     name="schedule",
     kind=SCHEDULE,
-    help="When to start: a time with its zone, or a table.",
+    help="When to start: a time with its zone, a cron line (a run begins each time it comes), or a table.",
     example="schedule: 2030-05-31T18:00Z",
     default="as soon as there is a place",
+)
+WINDOW_FIELD = Field(
+    name="window",
+    kind=WINDOW,
+    help="When a job may start, and within it, when it is cheapest: `off-peak` is 22:00-06:00 and all of Saturday and "
+    "Sunday, times are in UTC where no zone is named.",
+    example="window: off-peak Europe/Berlin",
+    default="at any time",
 )
 WORK_FIELD = Field(name="work", kind=WORK, help=WORK.help, example="work: {samples: 5e6, rates: {H100: 5200}}")
 WEBHOOKS_FIELD = Field(
@@ -409,6 +412,7 @@ def _build(table: Table) -> Task:
         limits=limits,
         retry=table.get(RETRY_FIELD, Retry()),
         schedule=schedule,
+        window=table.get(WINDOW_FIELD),
         work=table.get(WORK_FIELD),
         webhooks=tuple(each for each in table.get(WEBHOOKS_FIELD, ()) if each),
         grace=table.get(GRACE, timedelta(seconds=10)),
@@ -462,6 +466,7 @@ TASK = Section(
         LIMITS_FIELD,
         RETRY_FIELD,
         SCHEDULE_FIELD,
+        WINDOW_FIELD,
         WORK_FIELD,
         WEBHOOKS_FIELD,
         GRACE,

@@ -126,10 +126,11 @@ def _hex(md5: str) -> str:
 
 def _read_entry(blob: Xml.Element) -> Found:
     size, changed = blob.findtext("Properties/Content-Length"), blob.findtext("Properties/Last-Modified")
+    tag = (blob.findtext("Properties/Etag") or "").strip('"')
     return Found(
         key=blob.findtext("Name") or "",
         size=int(size) if size else None,
-        tag=blob.findtext("Properties/Etag") or "",
+        tag=f'"{tag}"' if tag else "",  # which a listing leaves without the quotes that a request needs
         md5=_hex(blob.findtext("Properties/Content-MD5") or ""),
         changed_at=parsedate_to_datetime(changed) if changed else None,
     )

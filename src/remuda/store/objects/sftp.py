@@ -79,7 +79,7 @@ class SftpServer:
             import asyncssh
 
             flags = asyncssh.FXF_WRITE | asyncssh.FXF_CREAT | (asyncssh.FXF_TRUNC if offset == 0 else 0)
-            async with sftp.open(part, flags) as file:
+            async with sftp.open(part, flags, encoding=None) as file:
                 await file.write(data, offset)
             if offset + len(data) < size:
                 return

@@ -1,0 +1,1 @@
+"""Data of the work: inputs and outputs on storages, and volumes."""

@@ -1,0 +1,109 @@
+"""Sends an output to a storage: many files at once, large ones in parts, each sent again after a break."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import os
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+
+from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..config import Config
+
+WORKERS = 4  # each holds one part in memory
+
+
+def send_output(config: Config, index: int, source: str, target: str, tell: Callable[[str], None]) -> None:
+    """Send a file, or a folder with all that is below. Raises CannotMove, OSError."""
+    if not os.path.lexists(source):
+        raise CannotMove(f"the output {source} does not exist")
+    meter = Meter(f"output {target}", tell)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        waiting = [
+            pool.submit(Sending(config, index, path, name, meter).run) for path, name in list_files(source, target)
+        ]
+        try:
+            for each in waiting:
+                each.result()
+        finally:
+            for each in waiting:
+                each.cancel()
+    meter.end()
+
+
+def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Files with the paths that they get below the target; links to files are sent as what they lead to."""
+    if not os.path.isdir(source):
+        yield source, os.path.basename(source) if target.endswith("/") else ""
+        return
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                yield path, os.path.relpath(path, source)
+
+
+class Sending:
+    """One file. It counts when every part was taken, and it did not change meanwhile."""
+
+    def __init__(self, config: Config, index: int, path: str, name: str, meter: Meter) -> None:
+        self._desk = Desk(config, f"outputs/{index}")
+        self._path = path
+        self._name = name
+        self._meter = meter
+
+    def run(self) -> None:
+        """Raises CannotMove, OSError."""
+        with open(self._path, "rb") as file:
+            seen = os.fstat(file.fileno())
+            size = seen.st_size
+            how = self._desk.read("POST", "", {"path": self._name, "size": size})
+            upload, part_bytes, relay = str(how["upload"]), int(str(how["part_bytes"])), bool(how["relay"])
+            tags = []
+            for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
+                data = os.pread(file.fileno(), min(part_bytes, size - at), at)
+                if len(data) != min(part_bytes, size - at):
+                    raise CannotMove(f"{self._path} became shorter while it was sent")
+                tags.append(self._relay(at, size, data) if relay else self._put(upload, number, size, data))
+                self._meter.moved(len(data))
+            now = os.fstat(file.fileno())
+            if (now.st_size, now.st_mtime_ns) != (size, seen.st_mtime_ns):
+                raise CannotMove(f"{self._path} was changed while it was sent")
+        if not relay and "" not in tags[:1]:
+            self._desk.read("POST", "/complete", {"path": self._name, "upload": upload, "size": size, "tags": tags})
+        self._meter.moved(0, 1)
+
+    def _relay(self, at: int, size: int, data: bytes) -> str:
+        self._desk.ask("PUT", "/bytes", data, path=self._name, offset=at, size=size)
+        return ""
+
+    def _put(self, upload: str, number: int, size: int, data: bytes) -> str:
+        """Send one part; its ETag, "" where the whole file went through the control plane. Raises CannotMove."""
+        asked = {"path": self._name, "upload": upload, "part": number}
+        signed = self._desk.read("POST", "/parts", asked)
+        digest = hashlib.md5(data).digest()
+        headers = {"Content-MD5": base64.b64encode(digest).decode()}
+        patience, reached = Patience(), False
+        while True:
+            try:
+                with request(signed, data, headers) as reply:
+                    reply.read()
+                    return reply.headers.get("ETag") or "-"
+            except urllib.error.HTTPError as error:
+                reached, status = True, error.code
+                error.close()
+                patience.lose(f"{self._path}: the storage answers with status {status}")
+                if status in EXPIRED:
+                    signed = self._desk.read("POST", "/parts", asked)
+            except (OSError, http.client.HTTPException) as error:
+                if not reached and not upload and isinstance(error, urllib.error.URLError):
+                    return self._relay(0, size, data)
+                patience.lose(f"{self._path}: the storage breaks off: {error}")

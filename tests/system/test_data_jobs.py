@@ -1,0 +1,122 @@
+"""Inputs and outputs of real jobs on real storages; the keys stay at the server."""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.system.server_home import home_at, wait_until
+from tests.system.storages import AZURE_KEY, SECRET, start_azure, start_google, start_s3, start_sftp, start_web
+
+from remuda.client import Client, connect
+from remuda.client.state import server_holds_lock
+from remuda.store.objects.base import Bucket
+from remuda.store.objects.places import open_place
+
+pytestmark = pytest.mark.system
+LARGE = random.Random(1).randbytes((32 << 20) + 12345)  # two pieces down, three parts up
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("storages")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    with home_at(tmp_path / "home") as folder:
+        yield folder
+        if server_holds_lock(str(folder)):
+            with connect() as client:
+                client.down()
+                wait_until(lambda: not client.nodes())
+
+
+def run_to_end(client: Client, text: str) -> tuple[str, str]:
+    """How a job ended, and what its events told."""
+    name = client.submit(text).name
+    for _ in client.follow("default", name):
+        pass
+    log = b"".join(client.logs("default", name)).decode()
+    events = "\n".join(each.text for each in client.events("default", name).events)
+    return client.job("default", name).phase, f"{events}\n{log}"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path) -> None:
+    start = {"s3": lambda: start_s3(servers / "s3"), "az": lambda: start_azure(servers / "az"), "gs": start_google}
+    keys = start[scheme]()
+    place = open_place(f"{scheme}://data/x", keys, lambda: datetime.now(UTC)).place
+    assert isinstance(place, Bucket)
+    files = {"a.txt": b"alpha\n", "sub/ü &.txt": b"beta\n", "empty": b"", "large.bin": LARGE}
+    for name, data in files.items():
+        place.put(f"in/{name}", data)
+    with connect() as client:
+        for name, value in keys.items():
+            client.put_secret("default", name, value)
+        run = (
+            "cat in/a.txt 'in/sub/ü &.txt'; test ! -s in/empty; test -z \"$(find . -name '*remuda-part')\"\n"
+            "mkdir -p out/deep; cp in/large.bin out/deep/; cp one out/\n"
+            "env | grep -e STORAGE -e AWS_ -e GOOGLE || echo no keys"
+        )
+        task = {
+            "name": "data",
+            "run": run,
+            "inputs": [
+                {"source": f"{scheme}://data/in", "target": "in"},
+                {"source": f"{scheme}://data/in/a.txt", "target": "one"},
+            ],
+            "outputs": [
+                {"source": "out", "target": f"{scheme}://data/out"},
+                {"source": "one", "target": f"{scheme}://data/copies/"},
+            ],
+        }
+        text = json.dumps(task)
+        phase, told = run_to_end(client, text)
+        assert phase == "succeeded", told
+        assert told.endswith("alpha\nbeta\nno keys\n"), told
+        assert f"input {scheme}://data/in: 4 files, 32.0 MiB in " in told
+        assert f"output {scheme}://data/out: 2 files, 32.0 MiB in " in told
+    assert place.get("out/deep/large.bin") == LARGE
+    assert place.get("out/one") == b"alpha\n"
+    assert place.get("copies/one") == b"alpha\n"
+    secret = {"s3": SECRET, "az": AZURE_KEY[:40], "gs": "BEGIN PRIVATE KEY"}[scheme].encode()
+    held = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
+    assert held == []  # neither the node's files nor logs, events and the database, where keys are sealed
+
+
+def test_sftp_and_the_web(home: Path, servers: Path, tmp_path: Path) -> None:
+    keys = dict(start_sftp(servers / "sftp"))
+    where, web = keys.pop("where"), start_web(tmp_path / "web")
+    (tmp_path / "far" / "in" / "sub").mkdir(parents=True)
+    (tmp_path / "far" / "in" / "sub" / "a").write_bytes(LARGE[: 9 << 20])
+    (tmp_path / "web" / "b").write_bytes(LARGE)
+    with connect() as client:
+        for name, value in keys.items():
+            client.put_secret("default", name, value)
+        far = f"sftp://{where}{tmp_path}/far"
+        text = f"""
+name: data
+run: cp in/sub/a out; cmp b {tmp_path}/web/b
+inputs: [{{source: "{far}/in", target: in}}, {{source: "{web}/b", target: b}}]
+outputs: [{{source: out, target: "{far}/out/result"}}]
+"""
+        phase, told = run_to_end(client, text)
+        assert phase == "succeeded", told
+        assert (tmp_path / "far" / "out" / "result").read_bytes() == LARGE[: 9 << 20]
+        phase, told = run_to_end(client, f'{{name: none, run: "true", inputs: [{{source: "{web}/c", target: c}}]}}')
+        assert phase == "failed"
+        assert "there is nothing at c" in told
+
+
+def test_a_key_that_is_missing_is_named(home: Path) -> None:
+    names = [name for name in os.environ if name.startswith("AWS_")]
+    assert not names, "this test needs an environment without them"
+    with connect() as client:
+        text = '{name: none, run: "true", inputs: [{source: "s3://data/in", target: in}]}'
+        phase, told = run_to_end(client, text)
+        assert phase == "failed"
+        assert "set the project's secrets AWS_ACCESS_KEY_ID" in told
