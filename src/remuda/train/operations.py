@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def _names(text: str) -> frozenset[str]:
@@ -139,9 +138,13 @@ class AsOnGpu(TorchFunctionMode):
             kwargs["training"] = False  # what is inside is out of reach from here; fused attention stores no mask
         elif func is F.dropout:
             return _dropout(*args, **kwargs)
+        elif func is torch.Tensor.cuda:
+            return args[0]
+        elif func is torch.Tensor.to:
+            return _moved(*args, **kwargs)
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
             return _cross_entropy(*args, **kwargs)
-        elif name in _FLOAT32 and torch.is_autocast_enabled("cpu") and func is not torch.Tensor.to:
+        elif name in _FLOAT32 and torch.is_autocast_enabled("cpu"):
             args = tuple(_widen(each) for each in args)
             kwargs = {key: _widen(value) for key, value in kwargs.items()}
         return func(*args, **kwargs)
@@ -162,6 +165,14 @@ def as_on_gpu() -> Iterator[None]:
             yield
     finally:
         torch.autograd.__dict__["_engine_run_backward"] = engine
+
+
+def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.to` without its device: all are the same one here."""
+    if args and isinstance(args[0], torch.Tensor):
+        return tensor.type(args[0].dtype)
+    dtype = next((each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None)
+    return tensor if dtype is None or dtype is tensor.dtype else tensor.type(dtype)
 
 
 def _widen(value: Any) -> Any:
@@ -198,22 +209,3 @@ class _WideLogSoftmax(torch.autograd.Function):
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
-
-
-@contextmanager
-def fake_device() -> Iterator[None]:
-    """Models and batches made under it weigh nothing: tensors have shapes and no data."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # as torch declares it
-        yield
-
-
-class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """A value that code asks of a fake tensor (`if x.any():`, `.item()`) is false, or 1: the usual way through."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            kind = args[0].dtype
-            return False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
-        return func(*args, **(kwargs or {}))

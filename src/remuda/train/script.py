@@ -2,13 +2,16 @@
 
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from remuda.train.operations import as_on_gpu, fake_device
+from remuda.train.operations import as_on_gpu
 from remuda.train.trace import Recorder, summarize
 
 
@@ -68,3 +71,44 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
         for handle in handles:
             handle.remove()
     raise RuntimeError(f"{path} ended without an optimizer's step: there is no step to measure")
+
+
+@contextmanager
+def fake_device() -> Iterator[None]:
+    """Models and batches made under it weigh nothing: tensors have shapes and no data, and moving them does nothing."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    apply = torch.nn.Module._apply
+    setattr(torch.nn.Module, "_apply", _convert)  # noqa: B010 - so that types stay as they were declared
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
+            yield
+    finally:
+        setattr(torch.nn.Module, "_apply", apply)  # noqa: B010 - as above
+
+
+def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+    """`Module._apply` for fake parameters, which cannot be swapped: one of another type takes the place of the old."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for each in module.modules() if recurse else [module]:
+        for name, parameter in each._parameters.items():
+            if parameter is not None:
+                with torch.no_grad():
+                    new = fn(parameter)
+                if new.dtype is not parameter.dtype:
+                    fresh = made.setdefault(id(parameter), torch.nn.Parameter(new, parameter.requires_grad))
+                    each._parameters[name] = fresh
+        for name, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[name] = fn(buffer)
+    return module
+
+
+class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
+    """A value that code asks of a fake tensor (`if x.any():`, `.item()`) is false, or 1: the usual way through."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            kind = args[0].dtype
+            return False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
+        return func(*args, **(kwargs or {}))

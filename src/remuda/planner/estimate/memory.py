@@ -1,0 +1,72 @@
+"""Peak memory of a step from its profile, and what to have so that it fits."""
+
+from dataclasses import dataclass
+
+from remuda.planner.estimate.profile import WorkProfile
+from remuda.planner.estimate.settings import Run, optimizer_costs
+
+MIB = 1 << 20
+
+# PyTorch's allocator hands out blocks up to 1 MiB larger than asked (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS
+# keeps 32 MiB a handle on Hopper: measured at 0.1 to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
+ROUNDING = 1.01
+WORKSPACE_MIB = 64
+
+# What the allocator reserves above its peak through fragmentation: on an H200 at most 25 % of what a step makes, 34 %
+# compiled (docs/reference/estimate.md). The driver's context and loaded kernels are beside it.
+MARGIN, MARGIN_COMPILED = 0.30, 0.40
+CONTEXT_MIB = 768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Of one accelerator, in MiB. `peak` is what tensors take, `needed` with the margin: what a device must have."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    peak: float
+    needed: float
+
+
+def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
+    """Peak memory of `profile` run so: the forward and backward pass or the optimizer's step, whichever is higher."""
+    batch = run.batch or profile.batch
+    scale = batch / profile.batch
+    peak = profile.peak_compiled if run.compile else profile.peak
+    shards = run.accelerators if run.shard else 1
+    state_per_parameter, _ = optimizer_costs(run.optimizer or profile.optimizer)
+    parameters = profile.parameter_bytes / shards
+    state = profile.parameters * state_per_parameter / shards
+    whole_gradients = profile.gradient_bytes / shards
+    at_peak = whole_gradients if run.accumulate > 1 else peak.gradients / shards
+    made = (peak.activations - peak.fixed) * scale + peak.fixed
+    if run.math_attention:
+        made += _scores(profile) * scale
+    if run.shard:  # two layers' worth of gathered parameters, of which a model is taken to have at least 16
+        made += profile.parameter_bytes / 8
+    step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
+    dynamic = max(made + at_peak, step)
+    held = (parameters + state + profile.buffer_bytes) / MIB
+    margin = 1 + (MARGIN_COMPILED if run.compile else MARGIN)
+    return MemoryEstimate(
+        parameters=parameters / MIB,
+        gradients=whole_gradients / MIB,
+        optimizer=state / MIB,
+        activations=made / MIB,
+        workspace=WORKSPACE_MIB,
+        peak=held + dynamic * ROUNDING / MIB + WORKSPACE_MIB,
+        needed=held + dynamic * margin / MIB + WORKSPACE_MIB + CONTEXT_MIB,
+    )
+
+
+def _scores(profile: WorkProfile) -> float:
+    """What attention without a fused kernel keeps: the softmax of all scores, and its argument for one layer."""
+    each = [
+        (kernel.size[0] * kernel.size[1] * kernel.size[2] * (4 if kernel.wide else 2), kernel.count)
+        for kernel in profile.kernels
+        if kernel.kind == "attention" and not kernel.backward
+    ]
+    return sum(size * count for size, count in each) + max((2 * size for size, _ in each), default=0)

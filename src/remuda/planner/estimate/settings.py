@@ -1,0 +1,41 @@
+"""How a step is to be run: what a user can choose, and what follows for bytes per parameter."""
+
+from dataclasses import dataclass
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+# Bytes of state per parameter, and bytes that a step moves per parameter in PyTorch's `foreach` implementation
+# (torch/optim: reads and writes of each pass over float32 tensors, counted). Adafactor keeps a row and a column only.
+OPTIMIZERS: dict[str, tuple[float, float]] = {
+    "sgd": (0, 12),
+    "momentum": (4, 24),
+    "adam": (8, 76),
+    "adamw": (8, 84),
+    "adamw8bit": (2, 22),
+    "adagrad": (4, 44),
+    "rmsprop": (4, 52),
+    "lion": (4, 36),
+    "adafactor": (0.1, 60),
+    "muon": (4, 60),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One way of running a profile. None of `batch`, `precision`, `optimizer`: as it was profiled."""
+
+    batch: int | None = None  # samples of one micro-batch on one accelerator
+    precision: str | None = None
+    optimizer: str | None = None
+    compile: bool = False
+    channels_last: bool = False
+    math_attention: bool = False  # scores are written out, as without a fused kernel
+    accumulate: int = 1
+    accelerators: int = 1
+    nodes: int = 1
+    shard: bool = False  # parameters, gradients and optimizer state over all accelerators (FSDP); else each has all
+
+
+def optimizer_costs(name: str) -> tuple[float, float]:
+    """Bytes of state, and bytes moved in a step, per parameter; one that is not known counts as AdamW."""
+    return OPTIMIZERS.get(name.lower().replace("_", ""), OPTIMIZERS["adamw"])
