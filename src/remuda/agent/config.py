@@ -223,6 +223,19 @@ class Checkpoint:
         self.every_s = fields.number_or_none("every_s")
 
 
+class Volume:
+    """Files beside the work's folder: where they come from, and under which path the work sees them."""
+
+    __slots__ = ("kind", "options", "path", "read_only", "source")
+
+    def __init__(self, fields: Fields) -> None:
+        self.kind = fields.text("kind")  # named, host or nfs
+        self.source = fields.text("source")
+        self.path = fields.text("path")
+        self.read_only = fields.flag("read_only")
+        self.options = fields.text("options", "")
+
+
 class Work:
     """What this rank has to do, as it came with the claim."""
 
@@ -250,6 +263,7 @@ class Work:
         self.checkpoint = Checkpoint(checkpoint) if checkpoint else None
         self.inputs = [(item.text("source"), item.text("target")) for item in fields.inners("inputs")]
         self.outputs = [(item.text("source"), item.text("target")) for item in fields.inners("outputs")]
+        self.volumes = [Volume(item) for item in fields.inners("volumes")]
         self.grace_s = fields.number("grace_s", 10)
         self.idle_s = fields.number_or_none("idle_s")
         self.log_limit_mib = fields.number("log_limit_mib", 1024)

@@ -330,4 +330,4 @@ def find_checkpoint(places: Places, work: Work) -> str | None:
 
 def needs_preparing(work: Work) -> bool:
     """Whether anything has to be fetched, set up or copied before the task can run in its folder."""
-    return bool(work.snapshot or work.git_url or work.setup or work.inputs or work.checkpoint)
+    return bool(work.snapshot or work.git_url or work.setup or work.inputs or work.volumes or work.checkpoint)

@@ -95,6 +95,7 @@ class Assignment:
     checkpoint: CheckpointWork | None = None
     inputs: Sequence[dict[str, str]] = ()  # {"source", "target"}
     outputs: Sequence[dict[str, str]] = ()
+    volumes: Sequence[dict[str, str | bool]] = ()  # {"kind", "source", "path", "read_only", "options"}
     grace_s: float = 10
     idle_s: float | None = None
     log_limit_mib: int = 1024

@@ -147,6 +147,11 @@ def _flags(engine: str, name: str, config: Config, work: Work, places: Places, e
         mounts.append(work.checkpoint.storage)
     for folder in mounts:
         flags += ["--volume", f"{folder}:{folder}"]
+    if work.volumes:
+        from ..data.mounts import list_binds
+
+        for bind in list_binds(config, work, places.work):
+            flags += ["--volume", bind]
     for variable in sorted(env):
         if variable not in BASE:
             flags += ["--env", variable]  # the value comes from the client's environment: arguments can be read by all

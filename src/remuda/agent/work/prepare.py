@@ -107,6 +107,10 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
         build_folder(config, work, places.work, env)
     else:
         reused = _set_up(config, work, places, env, channel)
+    if work.volumes and work.image is None:
+        from ..data.mounts import link_volumes
+
+        link_volumes(config, work, places.work)
     bring_inputs(config, work, places.work, channel)  # after the setup, which must not depend on them
     if work.checkpoint is not None:
         if work.checkpoint.sync:

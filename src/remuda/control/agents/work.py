@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from remuda.domain.jobs import Attempt, Job, Node
 from remuda.domain.messages import Assignment, CheckpointWork
-from remuda.domain.tasks import Task, Transfer, Workdir
+from remuda.domain.tasks import Task, Transfer, Volume, Workdir
 from remuda.spec.uses import is_used
 
 # Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
@@ -52,6 +52,7 @@ def make_assignment(
         checkpoint=checkpoint,
         inputs=[_transfer(item) for item in task.inputs],
         outputs=[_transfer(item) for item in task.outputs],
+        volumes=[_volume(item) for item in task.volumes],
         grace_s=task.grace.total_seconds(),
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
     )
@@ -102,3 +103,13 @@ def _git(workdir: Workdir | None) -> dict[str, str] | None:
 
 def _transfer(item: Transfer) -> dict[str, str]:
     return {"source": item.source, "target": item.target}
+
+
+def _volume(item: Volume) -> dict[str, str | bool]:
+    return {
+        "kind": item.kind.value,
+        "source": item.source,
+        "path": item.path,
+        "read_only": item.read_only,
+        "options": item.options,
+    }
