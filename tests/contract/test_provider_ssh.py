@@ -63,7 +63,7 @@ class SshPlace:
             for gang in await provider.gangs():
                 folders = [path for host in self.lab.hosts for path in self._folders(host.home, gang.name)]
                 up = [(folder / "lock").exists() for folder in folders]
-                if gang.state is not GangState.ENDED and (gang.reason or not all(up)):
+                if gang.state is not GangState.ENDED and (gang.reason or not up or not all(up)):
                     return False
         return True
 

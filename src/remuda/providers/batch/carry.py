@@ -42,7 +42,7 @@ async def ask(server: str, request: bytes) -> bytes:
     line, _, rest = request.partition(b"\r\n")
     try:
         async with asyncio.timeout(_ANSWER_S):
-            reader, writer = await _connect(server)
+            reader, writer = await connect_to(server)
             try:
                 writer.write(line + b"\r\nConnection: close\r\n" + rest)
                 await writer.drain()
@@ -55,7 +55,7 @@ async def ask(server: str, request: bytes) -> bytes:
         return _made("502 Bad Gateway")
 
 
-async def _connect(server: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect_to(server: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if server.startswith("unix:"):
         return await asyncio.open_unix_connection(server.removeprefix("unix:"))
     url = urlsplit(server)

@@ -64,6 +64,10 @@ class Gangs:
                 self._looks += 1
                 self._last = (self._looks, await self._look())
             found = self._last[1]
+        if name is not None and name not in found:  # another server may have seen its end
+            self._ended = None
+            ended = (await self._remembered(await self._grounded())).get(name)
+            return [as_seen(ended)] if ended is not None else []
         return [seen for seen in found.values() if name in (None, seen.name)]
 
     async def remove(self, name: str) -> None:

@@ -8,6 +8,7 @@ from remuda.providers.base import GangSpec, NoCapacity
 from remuda.providers.hosts.configs import AgentConfig
 from remuda.providers.hosts.devices import Device
 from remuda.providers.hosts.machine import Machine
+from remuda.providers.hosts.models import count_models, instance_type
 from remuda.providers.local.offers import PROVIDER, make_host
 
 # What of the server's environment an agent gets; the rest, secrets among it, is not the job's business.
@@ -27,6 +28,8 @@ def make_configs(gang: GangSpec, machine: Machine, home: Path) -> Sequence[Agent
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
         raise NoCapacity(f"{gang.offer.key}: not an offer of this machine, which is {host.name} now")
+    if gang.offer.instance_type not in {instance_type(None), *(instance_type(m) for m in count_models(machine))}:
+        raise NoCapacity(f"{gang.offer.instance_type}: no such accelerator on this machine")
     holds = {hold.rank: hold for hold in gang.holds}
     known = {device.id: device for device in machine.devices}
     return [_config(gang, rank, holds.get(rank), known, home) for rank in range(gang.nodes)]
