@@ -1,0 +1,45 @@
+"""A plain PyTorch loop that runs on any number of devices and survives their loss; alone or inside a Remuda job.
+
+    from remuda import train
+
+    run = train.Run("checkpoints")
+    model = run.model(Net)
+    optimizer = run.optimizer(torch.optim.AdamW, lr=3e-4)
+    data = run.data(train.Tensors(images, labels), global_batch=64)
+
+    def loss(part):
+        return F.cross_entropy(model(part[0]), part[1])
+
+    for batch in run.batches(data, epochs=10):
+        value = run.accumulate(loss, batch)
+        run.step(optimizer, clip=1.0)
+        run.log(loss=value)
+
+This room imports no other one.
+"""
+
+try:
+    from remuda.train.checkpoint.notice import AGAIN
+    from remuda.train.clock import StepRecord
+    from remuda.train.data import Data, Source, Tensors, open_source, register_reader
+    from remuda.train.micro import OutOfMemory
+    from remuda.train.plan import Plan
+    from remuda.train.run import Run, observers
+except ModuleNotFoundError as error:
+    if error.name not in ("torch", "grain", "absl", "numpy"):
+        raise
+    raise ImportError(f"remuda.train needs {error.name}: pip install 'remuda[train]'") from error
+
+__all__ = [
+    "AGAIN",
+    "Data",
+    "OutOfMemory",
+    "Plan",
+    "Run",
+    "Source",
+    "StepRecord",
+    "Tensors",
+    "observers",
+    "open_source",
+    "register_reader",
+]

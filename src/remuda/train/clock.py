@@ -1,0 +1,71 @@
+"""Where each step's time goes on this rank, for whoever listens: tables, trackers, profiles."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+PARTS = ("data", "transfer", "compute", "communication", "optimizer", "checkpoint")
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step of one rank. Seconds are of the host: an accelerator may still be at work when a part ends."""
+
+    step: int
+    rank: int
+    samples: int  # of all ranks
+    seconds: float = 0.0  # from this step's beginning to the next one's
+    parts: dict[str, float] = field(default_factory=dict)  # seconds by PARTS; the rest is the user's own
+    values: dict[str, object] = field(default_factory=dict)  # what `run.log` was given
+    micro_batch: int = 0
+
+
+Listener = Callable[[StepRecord], None]
+
+
+class Clock:
+    """Times the parts of the step at hand. A listener is called with each step's record when the next one begins."""
+
+    def __init__(self, rank: int) -> None:
+        self.listeners: list[Listener] = []
+        self._rank = rank
+        self._began = 0.0
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._record: StepRecord | None = None
+
+    def begin(self, step: int, samples: int) -> None:
+        now = perf_counter()
+        self.end(now)
+        self._record = StepRecord(step=step, rank=self._rank, samples=samples)
+        self._began = now
+
+    def end(self, now: float | None = None) -> None:
+        """Close the step at hand, if any."""
+        record, self._record = self._record, None
+        if record is None:
+            return
+        record.seconds = (perf_counter() if now is None else now) - self._began
+        record.parts = self._parts
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        for listener in self.listeners:
+            listener(record)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        begun = perf_counter()
+        try:
+            yield
+        finally:
+            self._parts[name] += perf_counter() - begun
+
+    def add(self, name: str, seconds: float) -> None:
+        self._parts[name] += seconds
+
+    def note(self, **values: object) -> None:
+        if self._record is not None:
+            self._record.values.update(values)
+
+    def micro(self, size: int) -> None:
+        if self._record is not None:
+            self._record.micro_batch = size

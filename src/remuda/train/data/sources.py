@@ -1,0 +1,85 @@
+"""The seam to formats: whatever has a length and gives a sample for an index can be trained on.
+
+A reader of a format is a function from a path or URL to a `Source`, registered under the name before the colon
+("mds:/data/shards") or the ending of the file. Everything that follows, the order, the split over ranks, the resume,
+is the same for all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Samples by index: a plain torch `Dataset`, a list, a file that can be sought in.
+
+    A source may have `__getitems__(indices) -> list of samples` where many at once are cheaper.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Tensors:
+    """Tensors in memory, whose first dimension counts samples: a whole batch is one look-up.
+
+    `names` makes each sample a dict, otherwise it is a tuple.
+    """
+
+    def __init__(self, *tensors: Any, **names: Any) -> None:
+        if bool(tensors) == bool(names):
+            raise ValueError("give tensors either by position or by name")
+        self._names = tuple(names)
+        self._tensors = tuple(torch.as_tensor(t) for t in (tensors or names.values()))
+        lengths = {len(t) for t in self._tensors}
+        if len(lengths) != 1:
+            raise ValueError(f"the tensors have different lengths: {sorted(lengths)}")
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self._shape(tuple(t[index] for t in self._tensors))
+
+    def fetch_batch(self, indices: Sequence[int]) -> Any:
+        chosen = torch.tensor(indices)
+        return self._shape(tuple(t[chosen] for t in self._tensors))
+
+    def _shape(self, values: tuple[Any, ...]) -> Any:
+        return dict(zip(self._names, values, strict=True)) if self._names else values
+
+
+Reader = Callable[..., Source]
+_READERS: dict[str, Reader] = {}
+
+
+def register_reader(name: str, reader: Reader) -> None:
+    """`reader(path, **options)` opens what is written "NAME:path"."""
+    _READERS[name] = reader
+
+
+def open_source(where: Any, **options: Any) -> Source:
+    """A source as it is, or one that a registered reader opens.
+
+    Raises:
+        ValueError: nobody reads that.
+        TypeError: it has no length or no samples by index.
+    """
+    if isinstance(where, torch.utils.data.TensorDataset):
+        return Tensors(*where.tensors)
+    if isinstance(where, str):
+        name, _, path = where.partition(":")
+        if name not in _READERS:
+            known = ", ".join(sorted(_READERS)) or "none"
+            raise ValueError(f"no reader is known for {where!r} (known: {known}); give a dataset, or register_reader")
+        return _READERS[name](path, **options)
+    if not (hasattr(where, "__len__") and hasattr(where, "__getitem__")):
+        raise TypeError(
+            f"{type(where).__name__} has no length or no samples by index, so its order cannot be resumed on another "
+            "number of ranks; write it as indexed shards first"
+        )
+    source: Source = where
+    return source

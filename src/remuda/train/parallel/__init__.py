@@ -1,0 +1,1 @@
+"""Models over ranks: replicas, shards, tensor parallel, pipeline parallel, and their combinations."""

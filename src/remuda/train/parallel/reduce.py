@@ -1,0 +1,95 @@
+"""Data parallel: gradients are summed over replicas, in buckets, while the backward pass still runs.
+
+As DistributedDataParallel does, with two differences that the run needs. The model stays the user's own module, and a
+backward pass that ran out of memory on one rank can be completed there with whatever is in the buckets, so that the
+others are not left waiting; all of them throw the step's gradients away then.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel; measured there
+
+
+class Bucket:
+    """Some parameters whose gradients travel together."""
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parameters = parameters
+        sizes = [local(p).numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=local(parameters[0]).device)
+        self.views = [v.view(local(p).shape) for v, p in zip(torch.split(self.flat, sizes), parameters, strict=True)]
+        self.waiting = 0
+        self.work: Any = None
+
+
+class Reducer:
+    """Sums gradients over one process group. Weights of losses make the sum a mean; see `accumulate`."""
+
+    def __init__(self, parameters: list[Any], group: Any) -> None:
+        self._group = group
+        self._buckets = [Bucket(some) for some in _fill(parameters)]
+        self._of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._armed = False
+        self._next = 0
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def arm(self) -> None:
+        """The next backward pass is the step's last: send each bucket as soon as it is full."""
+        self._armed, self._next = True, 0
+        for bucket in self._buckets:
+            bucket.waiting = len(bucket.parameters)
+
+    def finish(self) -> None:
+        """Send what is left, wait for all of it, and put the sums in place. Allocates nothing large."""
+        if not self._armed:
+            self.arm()
+        self._armed = False
+        while self._next < len(self._buckets):
+            self._send(self._buckets[self._next])
+        for bucket in self._buckets:
+            bucket.work.wait()
+            bucket.work = None
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is not None:
+                    local(parameter.grad).copy_(view)
+
+    def _ready(self, parameter: Any) -> None:
+        if not self._armed:
+            return
+        self._of[id(parameter)].waiting -= 1
+        while self._next < len(self._buckets) and self._buckets[self._next].waiting <= 0:
+            self._send(self._buckets[self._next])  # in one order on all ranks, whatever order they fill in
+
+    def _send(self, bucket: Bucket) -> None:
+        self._next += 1
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(local(parameter.grad))
+        bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+
+
+def local(tensor: Any) -> Any:
+    """This rank's part of a tensor that is split over ranks."""
+    return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.detach()
+
+
+def _fill(parameters: list[Any]) -> list[list[Any]]:
+    """Buckets in the order in which gradients come, the last layer's first; one type of number in each."""
+    buckets: list[list[Any]] = []
+    room: dict[Any, int] = {}
+    newest: dict[Any, list[Any]] = {}
+    for parameter in reversed(parameters):
+        kind = (parameter.dtype, parameter.device)
+        size = local(parameter).numel() * parameter.element_size()
+        if kind not in newest or room[kind] < size:
+            newest[kind], room[kind] = [], BUCKET_BYTES
+            buckets.append(newest[kind])
+        newest[kind].append(parameter)
+        room[kind] -= size
+    return buckets

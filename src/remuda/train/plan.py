@@ -1,0 +1,100 @@
+"""How a run is spread over ranks and in which precision; plain data that can be written, tuned and read again."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+STATE_BYTES = 16  # a parameter in fp32 with its gradient and the two moments of Adam
+FULL = 0.6  # of the device's memory; beyond it parameters are sharded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """replicas x shards x tensor x pipeline = ranks.
+
+    The batch is split over replicas x shards. One copy of the parameters lies on `shards` ranks (FSDP2); each layer is
+    split over `tensor` ranks, and the layers over `pipeline` ranks.
+    """
+
+    replicas: int = 0  # 0: as many as there are ranks for
+    shards: int = 1  # 0: all ranks that are left
+    tensor: int = 1
+    pipeline: int = 1
+    precision: Precision = "fp32"
+    micro_batch: int = 0  # samples of one forward pass on one rank; 0: the most that fit
+    recompute: bool = False  # activations are computed again in the backward pass instead of kept
+    compile: bool = False
+    channels_last: bool = False
+    workers: int = 0  # processes that read data; 0: threads only
+    threads: int = 2  # that read data, in this process or in each worker
+    prefetch: int = 2  # batches that are ready ahead
+    pin: bool = True  # batches lie in page-locked memory, where there is an accelerator
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision {self.precision!r} is none of {', '.join(get_args(Precision))}")
+        least = {"replicas": 0, "shards": 0, "tensor": 1, "pipeline": 1, "micro_batch": 0, "workers": 0}
+        least |= {"threads": 0, "prefetch": 1}
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least {lowest} is needed")
+        if self.replicas == 0 and self.shards == 0:
+            raise ValueError("replicas and shards cannot both be 0: one of them has to be said")
+
+    @property
+    def data_ranks(self) -> int:
+        """Over how many ranks the batch is split, once `fit` has been asked."""
+        return self.replicas * self.shards
+
+    def fit(self, ranks: int) -> "Plan":
+        """This plan with `replicas` and `shards` settled for that many ranks.
+
+        Raises:
+            ValueError: it cannot be spread over them.
+        """
+        said = {"replicas": self.replicas, "shards": self.shards, "tensor": self.tensor, "pipeline": self.pipeline}
+        product = 1
+        for number in said.values():
+            product *= number or 1
+        rest, odd = divmod(ranks, product)
+        if odd or (rest != 1 and self.replicas and self.shards):
+            text = " x ".join(f"{name} {number}" for name, number in said.items() if number)
+            raise ValueError(f"{text} cannot be spread over {ranks} ranks")
+        replicas = self.replicas or (rest if self.shards else 1)
+        return dataclasses.replace(self, replicas=replicas, shards=self.shards or rest)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        said = json.loads(text)
+        unknown = set(said) - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"a plan has no {', '.join(sorted(unknown))}")
+        return cls(**said)
+
+
+def choose(ranks: int, parameters: int, memory_bytes: int | None, precision: str) -> Plan:
+    """The plan `auto`: replicas where a whole model fits, otherwise FSDP2 over all ranks.
+
+    `memory_bytes` is one device's memory, None where it has no such limit.
+    """
+    whole = memory_bytes is None or parameters * STATE_BYTES <= FULL * memory_bytes
+    shards = 1 if whole else ranks
+    return Plan(shards=shards, precision=cast("Precision", precision)).fit(ranks)
+
+
+def read(where: "Plan | str | Path") -> Plan | None:
+    """A plan as it is, or from a file of JSON; None for `auto`."""
+    if isinstance(where, Plan):
+        return where
+    if where == "auto":
+        return None
+    path = Path(where)
+    if not path.is_file():
+        raise ValueError(f"plan {str(where)!r} is neither 'auto' nor a file that `Plan.to_json` wrote")
+    return Plan.from_json(path.read_text())

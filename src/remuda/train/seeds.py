@@ -1,0 +1,31 @@
+"""Random numbers that need no saving: each step's are made from the run's seed, the step and the rank."""
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+LARGE = 2**64
+
+
+def mix(*numbers: int) -> int:
+    """One 64-bit seed from several numbers (the finalizer of SplitMix64, Steele et al., OOPSLA 2014, over each)."""
+    state = 0
+    for number in numbers:
+        state = (state ^ (number % LARGE)) + 0x9E3779B97F4A7C15 & LARGE - 1
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & LARGE - 1
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & LARGE - 1
+        state ^= state >> 31
+    return state
+
+
+def sow(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators, on the CPU and on this rank's accelerator."""
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed % 2**63)
+    if torch.accelerator.is_available():
+        torch.get_device_module().manual_seed(seed % 2**63)

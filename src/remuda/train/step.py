@@ -1,0 +1,144 @@
+"""One step's gradients: the forward and backward passes over a rank's share of the batch, whole or thrown away."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from remuda.train import seeds
+from remuda.train.clock import Clock
+from remuda.train.data.stream import Batch, cut
+from remuda.train.micro import Micro, OutOfMemory, find, is_no_memory, optimizer_bytes
+from remuda.train.parallel.shard import Placed
+from remuda.train.precision import Numbers
+from remuda.train.world import World
+
+Loss = Callable[[Any], Any]
+PairLoss = Callable[[Any, Any], Any]
+
+
+class Gradients:
+    """Accumulates the gradient of the mean loss over the global batch, however it is cut and spread.
+
+    The loss of n samples is weighted by n / global batch, so that micro-batches and shares of different sizes add up
+    to the same mean.
+    """
+
+    def __init__(
+        self, world: World, placed: Placed, numbers: Numbers, micro: Micro, clock: Clock, wish: Callable[[], int]
+    ) -> None:
+        self.placed = placed
+        self.said = 0  # the greatest of all ranks' wishes for what comes after the step
+        self._world, self._numbers, self._micro, self._clock, self._wish = world, numbers, micro, clock, wish
+        self._buffers = [b for b in placed.model.buffers() if b.numel()]
+        self._kept: list[Any] = []
+        self._averaged_over = placed.data_ranks if placed.is_sharded else 1  # FSDP2 averages, the reducer adds
+
+    def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
+        """Leave the batch's gradient in the parameters; the mean loss over this rank's samples.
+
+        A rank that runs out of memory makes all of them begin this step again with smaller micro-batches.
+        """
+        self._keep_buffers()
+        while True:
+            if not self._micro.size:
+                self._micro.settle(self._find(loss, batch, seed, optimizers))
+            size = min(self._micro.size, batch.largest)
+            self._clock.micro(size)
+            mean, fault = self._attempt(loss, batch, size, seed)
+            with self._clock.part("communication"):
+                if self.placed.reducer is not None:
+                    self.placed.reducer.finish()
+                failed, self.said = self._world.agree([fault is not None, self._wish()])
+            if not failed:
+                return mean
+            self._undo()
+            self._micro.shrink(size)
+
+    def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
+        """As `add`, through the stages of a pipeline, if there is one; `loss` takes output and target."""
+        pipeline, model = self.placed.pipeline, self.placed.model
+        if pipeline is None:
+            return self.add(lambda part: loss(model(part[0]), part[1]), batch, seed, optimizers)
+        size = self._micro.size or max(batch.size // (2 * pipeline.stages), 1)
+        self._clock.micro(size)
+        seeds.sow(seed)
+        with self._clock.part("compute"), self._forward():
+            mean = pipeline.step(loss, batch, size, self._averaged_over)
+        with self._clock.part("communication"):
+            if self.placed.reducer is not None:
+                self.placed.reducer.finish()
+            (self.said,) = self._world.agree([self._wish()])
+        return mean
+
+    def _attempt(self, loss: Loss, batch: Batch, size: int, seed: int) -> tuple[Any, BaseException | None]:
+        seeds.sow(seed)
+        try:
+            with self._clock.part("compute"):
+                return self._passes(loss, batch, size), None
+        except (RuntimeError, MemoryError) as error:
+            if not is_no_memory(error):
+                raise
+            if self._world.size > 1 and self.placed.reducer is None:
+                self._micro.settle(max(size // 2, 1))
+                raise OutOfMemory(f"rank {self._world.rank} ran out of memory inside of a split model") from error
+            return None, error.with_traceback(None)  # a traceback would keep the activations alive
+
+    def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:
+        """All ranks make the same number of passes; one with fewer samples weighs a repeated one with nothing."""
+        count = -(-batch.largest // size)
+        bounds = [batch.size * n // count for n in range(count + 1)]
+        mean: Any = 0.0
+        for number, (low, high) in enumerate(pairwise(bounds)):
+            last = number == count - 1
+            self._expect(last)
+            samples = high - low
+            if count == 1:
+                values = batch.values
+            else:
+                values = cut(batch.values, low, high) if samples else cut(batch.values, 0, 1)
+            with self._forward():
+                value = loss(values)
+            weighted = value * (samples * self._averaged_over / batch.total)
+            if self._numbers.scaler is not None:
+                weighted = self._numbers.scaler.scale(weighted)
+            weighted.backward()
+            mean = mean + value.detach() * (samples / batch.size)
+        return mean
+
+    def _forward(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.placed.is_sharded else self._numbers.forward()  # FSDP2 casts by itself
+
+    def _expect(self, last: bool) -> None:
+        if self.placed.is_sharded:
+            self.placed.model.set_requires_gradient_sync(last)
+        elif self.placed.reducer is not None and last:
+            self.placed.reducer.arm()
+
+    def _find(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> int:
+        def attempt(size: int) -> None:
+            part = Batch(cut(batch.values, 0, size), min(size, batch.size), batch.total, size)
+            seeds.sow(seed)
+            self._passes(loss, part, size)
+            if self.placed.reducer is not None:
+                self.placed.reducer.finish()
+            self._undo()
+
+        coming = optimizer_bytes(optimizers)
+        return find(batch.largest, self._world.device, attempt, coming, self._world.least)
+
+    def _keep_buffers(self) -> None:
+        """What forward passes change (running means), so that a step can begin again."""
+        if self._buffers and not self._kept:
+            self._kept = [torch.empty_like(b) for b in self._buffers]
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            kept.copy_(buffer)
+
+    def _undo(self) -> None:
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            buffer.data.copy_(kept)
+        for parameter in self.placed.model.parameters():
+            parameter.grad = None
+        self._world.device.free_cache()
