@@ -112,10 +112,11 @@ outputs: [{{source: out, target: "{far}/out/result"}}]
         assert "there is nothing at c" in told
 
 
-def test_a_key_that_is_missing_is_named(home: Path) -> None:
-    names = [name for name in os.environ if name.startswith("AWS_")]
-    assert not names, "this test needs an environment without them"
-    with connect() as client:
+def test_a_key_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    with home_at(tmp_path / "home"), connect() as client:
         text = '{name: none, run: "true", inputs: [{source: "s3://data/in", target: in}]}'
         phase, told = run_to_end(client, text)
         assert phase == "failed"
