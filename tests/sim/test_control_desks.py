@@ -15,7 +15,7 @@ from remuda.control.desk import JobIds, NotHonoured, TooLate, gang_name
 from remuda.control.plant import Plant, Surroundings
 from remuda.domain.jobs import Job, JobPhase, Node, NodePhase, Origin, Outcome
 from remuda.domain.messages import Ack, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
-from remuda.domain.tasks import Checkpoint, Schedule, Task, Webhook
+from remuda.domain.tasks import Checkpoint, Schedule, Span, Task, Webhook, Window
 from remuda.providers.base import Carrier, GangSpec, GangState
 from remuda.providers.fake import MANIFEST
 from remuda.providers.fake.cloud import FakeCloud
@@ -220,10 +220,10 @@ def test_a_stop_of_a_queued_job_is_immediate_and_stopping_twice_is_no_error() ->
     in_house(story)
 
 
-def test_a_schedule_that_repeats_is_refused_with_its_reason() -> None:
+def test_a_schedule_that_never_comes_is_refused_with_its_reason() -> None:
     async def story(house: House) -> None:
         with pytest.raises(NotHonoured, match=r"schedule\.cron"):
-            await house.submit(schedule=Schedule(cron="0 * * * *"))
+            await house.submit(schedule=Schedule(cron="0 0 31 2 *"))
 
     in_house(story)
 
@@ -353,5 +353,59 @@ def test_how_often_to_save_follows_what_a_checkpoint_costs_and_what_the_market_l
         told = [event.text for event in await house.store.events(job.id) if event.kind == "pace"]
         assert len(told) == 2
         assert "it costs 2m" in told[1]
+
+    in_house(story)
+
+
+def test_a_job_that_repeats_starts_a_run_each_time_and_leaves_out_those_that_would_overlap() -> None:
+    async def story(house: House) -> None:
+        head = await house.submit(schedule=Schedule(cron="0 * * * *", time_zone="Europe/Berlin"))
+        assert head.held_until is not None
+        assert head.held_until > house.clock.now()
+        await house.wait(300)
+        assert (await house.store.job(head.id)).phase is JobPhase.QUEUED
+        assert not await house.store.attempts(head.id)  # it is no work of its own
+        await house.wait((head.held_until - house.clock.now()).total_seconds() + 5)
+
+        async def runs() -> list[Job]:
+            ids = [key for key in await house.store.unfinished() if key != head.id]
+            return [await house.store.job(key) for key in sorted(ids)]
+
+        (first,) = await runs()
+        assert first.task == replace(head.task, schedule=None, name=first.name)
+        assert first.name.startswith("digits-2")
+        assert first.consented
+        assert await house.store.attempts(first.id)
+        await house.wait(3600)  # the next is due, and the first still works
+        assert await runs() == [await house.store.job(first.id)]
+        told = [event.text for event in await house.store.events(head.id)]
+        assert any("left out" in text for text in told)
+        await house.plant.jobs.stop(first.project, first.name)
+        await house.wait(3600)
+        last = (await runs())[-1]
+        assert last.id > first.id
+        assert last.submitted_at - first.submitted_at == timedelta(hours=2)
+        await house.plant.jobs.stop(head.project, head.name)
+        await house.plant.jobs.stop(last.project, last.name)
+        await house.wait(7200)
+        assert await runs() == []
+
+    in_house(story, fates=(Fate(boots=False),) * 30)
+
+
+def test_a_job_with_a_window_starts_when_it_opens() -> None:
+    async def story(house: House) -> None:
+        now = house.clock.now()
+        minute = now.hour * 60 + now.minute + 90
+        days = tuple(range(7))
+        span = Span(days=days, start_minute=minute % 1440, end_minute=(minute + 60) % 1440)
+        job = await house.submit(window=Window(spans=(span,)))
+        await house.wait(3600)
+        held = await house.store.job(job.id)
+        assert "window opens" in held.reason
+        assert not await house.store.attempts(job.id)
+        await house.wait(2400)
+        (attempt,) = await house.store.attempts(job.id)
+        assert timedelta(minutes=89) < attempt.created_at - now < timedelta(minutes=92)
 
     in_house(story)

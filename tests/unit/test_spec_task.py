@@ -14,10 +14,12 @@ from remuda.domain.tasks import (
     Resources,
     Retry,
     Schedule,
+    Span,
     SpotPolicy,
     Task,
     Transfer,
     Webhook,
+    Window,
     Work,
     Workdir,
 )
@@ -252,8 +254,13 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("retry: {exit_codes: [1]}", "2:9", "write `exit: 3`"),
         ("retry: {exit: 2, exit_codes: [0]}", "2:31", "too small"),
         ("retry: {node: -1}", "2:15", "or `unlimited`"),
-        ("schedule: 0 3 * * 1-5", "2:11", "not honoured yet"),
-        ("schedule: {cron: 0 3 * * *}", "2:12", "not honoured yet"),
+        ("schedule: 0 3 * * 1-9", "2:11", "no weekday of a cron line"),
+        ("schedule: {cron: 0 25 * * *}", "2:18", "no hour of a cron line"),
+        ("window: at night", "2:9", "names no days of the week"),
+        ("window: 22:00-22:00", "2:9", "no time at all"),
+        ("window: Mon-Fri", "2:9", "have no times"),
+        ("window: off-peak Europe/Berlim", "2:9", "Europe/Berlin"),
+        ("window: 22:00-25:00", "2:9", "beyond a day's times"),
         ("schedule: 2029-12-31T23:00Z", "2:1", "the start was 1h00m ago"),
         ("schedule: 2030-05-02T00:00Z\nlimits: {deadline: 2030-05-01T00:00Z}", "2:1", "not before the deadline"),
         ("schedule: tomorrow", "2:11", "a time with its zone"),
@@ -399,4 +406,17 @@ def test_how_often_a_checkpoint_is_written_may_be_left_to_remuda() -> None:
     assert task.checkpoint == Checkpoint(path="c", auto=True)
     assert parse_task("name: x\nrun: x\ncheckpoint: {path: c, every: 5m}").checkpoint == Checkpoint(
         path="c", every=timedelta(minutes=5)
+    )
+
+
+def test_schedules_and_windows() -> None:
+    task = parse_task("name: x\nrun: x\nschedule: 0 3 * * 1-5\nwindow: off-peak Europe/Berlin")
+    assert task.schedule == Schedule(cron="0 3 * * 1-5")
+    assert task.window is not None
+    assert (task.window.time_zone, len(task.window.spans)) == ("Europe/Berlin", 2)
+    table = parse_task("name: x\nrun: x\nschedule: {cron: '*/5 * * * *', time_zone: Asia/Tokyo}")
+    assert table.schedule == Schedule(cron="*/5 * * * *", time_zone="Asia/Tokyo")
+    window = parse_task("name: x\nrun: x\nwindow: Fri-Mon 20:00-08:00").window
+    assert window == Window(
+        spans=(Span(days=(0, 4, 5, 6), start_minute=1200, end_minute=480),), text="Fri-Mon 20:00-08:00"
     )

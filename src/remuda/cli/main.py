@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "Check a task file and explain what is wrong."),
     "offers": ("offers", "List what can be rented or used, filtered and sorted by price."),
     "plan": ("plan", "Rank the places a task could run at, with cost, time and reasons."),
+    "estimate": ("estimate", "Say what a training step needs, takes and costs on every accelerator."),
     "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
     "catalog": ("catalog", "Show, refresh and compare the price catalog."),
     "run": ("run", "Run a task: submit it, follow its log, pass its exit code on."),
@@ -28,10 +29,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exec": ("exec", "Run a command beside a running job."),
     "cost": ("cost", "Show what was spent, by job or project."),
     "nodes": ("nodes", "List nodes that run or bill now."),
+    "join": ("join", "Print the line that makes any machine a node."),
+    "machines": ("machines", "List machines that joined, or dismiss one."),
     "diff": ("diff", "Say what differed between two runs."),
     "drill": ("drill", "Fire drills on your own jobs, such as a preemption."),
     "down": ("down", "Remove everything of ours that runs or bills."),
     "gc": ("gc", "Find and remove what runs or bills but is not wanted."),
+    "schedules": ("schedules", "List jobs that repeat and when they run next."),
     "secret": ("secret", "Set, list and delete secrets."),
     "server": ("server", "Start, stop and inspect the embedded server."),
     "check": ("check", "Say per provider whether it is configured and what it lacks."),
@@ -39,9 +43,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # How `remuda --help` and the reference order them.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Describe and plan": ("init", "validate", "offers", "plan", "simulate", "catalog"),
-    "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "exec"),
-    "Account and clean up": ("cost", "diff", "nodes", "drill", "down", "gc"),
+    "Describe and plan": ("init", "validate", "offers", "plan", "estimate", "simulate", "catalog"),
+    "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "exec", "schedules"),
+    "Account and clean up": ("cost", "diff", "nodes", "join", "machines", "drill", "down", "gc"),
     "Set up": ("check", "secret", "server"),
 }
 

@@ -30,6 +30,10 @@ def show_ago(then: datetime) -> str:
     return f"{format_duration(max(datetime.now(UTC) - then, timedelta(0)))} ago"
 
 
+def show_time(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
 def show_seconds(seconds: float) -> str:
     return format_duration(timedelta(seconds=seconds))
 

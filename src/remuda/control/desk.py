@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from remuda.control.clock import Clock
+from remuda.control.timetable import FAR, hold_of, say_next
 from remuda.domain.events import Event
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Origin, Outcome
 from remuda.domain.tasks import Task
@@ -106,13 +107,10 @@ class JobDesk:
         `job_id` is an id that the caller proposes, so that a repeated submission is found out. Raises Stale if taken.
         """
         now = self._clock.now()
-        not_before = None
-        if task.schedule is not None:
-            if task.schedule.cron is not None:
-                raise NotHonoured(
-                    "schedule.cron: jobs that repeat are not supported yet", "use schedule.at, or your own cron"
-                )
-            not_before = task.schedule.at
+        try:
+            not_before, held_until = hold_of(task, now)
+        except ValueError as error:
+            raise NotHonoured(f"schedule.cron: {error}", "write one that comes") from error
         job = Job(
             id=job_id or self._ids.make(),
             project=project,
@@ -123,12 +121,17 @@ class JobDesk:
             submitted_at=now,
             since=now,
             not_before=not_before,
+            held_until=held_until,
             consented=consented,
             ceiling=ceiling,
         )
-        text = "submitted" if not_before is None else f"submitted, to start at {not_before:%Y-%m-%d %H:%M:%S} UTC"
+        start = held_until if held_until is not None and held_until > now else not_before
+        text = "submitted" if start in (None, FAR) else f"submitted, to start at {start:%Y-%m-%d %H:%M:%S} UTC"
+        if held_until is not None:
+            repeats = task.schedule is not None and task.schedule.cron is not None
+            job = replace(job, reason=say_next(held_until) if repeats else text)
         stored = await self._store.submit(job, _event(job, now, "queued", text))
-        if task.limits.deadline is not None or task.limits.deadline_after is not None:
+        if held_until is not None or task.limits.deadline is not None or task.limits.deadline_after is not None:
             self._hint(stored.id)
         self._arrived()
         return stored
@@ -191,12 +194,14 @@ class JobDesk:
 
     async def _retry(self, job: Job) -> Job:
         now = self._clock.now()
+        not_before, held_until = hold_of(job.task, now)
         fresh = replace(
             job,
             phase=JobPhase.QUEUED,
             reason="retried by the user",
             since=now,
-            not_before=None,
+            not_before=not_before if held_until is not None else None,
+            held_until=held_until,
             stop_reason=None,
             stop_outcome=None,
             exit_code=None,

@@ -21,9 +21,11 @@ from remuda.control.places import Places
 from remuda.control.queue import QueueReconciler
 from remuda.control.reconcile import QUEUE, JobReconciler, Outside
 from remuda.control.sweep import EVERY, SWEEP, Sweep, Sweeper
+from remuda.control.timetable import Timetable
 from remuda.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from remuda.control.worklist import Worklist
 from remuda.domain.jobs import Job
+from remuda.domain.tasks import Task
 from remuda.providers.base import (
     Carrier,
     Carries,
@@ -90,36 +92,26 @@ class Plant:
             read_blob=surroundings.read_blob,
         )
         self.agents = AgentDesk(store, clock, self.hint, supplies)
-        self.book = MarketBook(store, clock)
-        self.guide = Guide(store, self.places, clock, self.book)
+        self.guide = Guide(store, self.places, clock, MarketBook(store, clock))
         gang_of = partial(gang_name, installation)
+        notify = self._notify
         self._queue = QueueReconciler(
-            store,
-            self.places,
-            clock,
-            guide=self.guide,
-            gang_of=gang_of,
+            store, self.places, clock, guide=self.guide, gang_of=gang_of, hint=self.hint, notify=notify
+        )
+        outside = Outside(
+            places=self.places,
+            agents=self.agents,
+            installation=installation,
+            carrier=surroundings.carrier,
             hint=self.hint,
-            notify=self._notify,
+            notify=notify,
+            reliefs=Reliefs(clock, Beside(guide=self.guide, places=self.places, gang_of=gang_of)),
+            timetable=Timetable(store, clock, self.places, self.guide.book, self._start_run, self._arrived),
         )
-        self._jobs = JobReconciler(
-            store,
-            clock,
-            Outside(
-                places=self.places,
-                agents=self.agents,
-                installation=installation,
-                carrier=surroundings.carrier,
-                hint=self.hint,
-                notify=self._notify,
-                reliefs=Reliefs(clock, Beside(guide=self.guide, places=self.places, gang_of=gang_of)),
-            ),
-        )
+        self._jobs = JobReconciler(store, clock, outside)
         self.sweeper = Sweeper(store, self.places, clock)
         self._webhooks = Webhooks(store, clock, surroundings.post)
-        self.jobs = JobDesk(
-            store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived, notify=self._notify
-        )
+        self.jobs = JobDesk(store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived, notify=notify)
         self._driver = Driver(self, self._worklist, clock)
         self._task: asyncio.Task[None] | None = None
 
@@ -180,6 +172,7 @@ class Plant:
         if key == QUEUE:
             return await self._queue.reconcile(key)
         if key == SWEEP:
+            await self.guide.book.forget()
             return await self.sweeper.reconcile(key)
         if key == _HOSTS:
             await self._publish_hosts()
@@ -234,6 +227,18 @@ class Plant:
                 for host in hosts:
                     if known.get(host.name) != host:
                         await self._store.put_host(host)
+
+    async def _start_run(self, schedule: Job, task: Task, run_id: str) -> Job:
+        """One run of a job that repeats, with everything that its user allowed. Raises Stale if it is there already."""
+        return await self.jobs.submit(
+            task,
+            schedule.origin,
+            schedule.project,
+            user=schedule.user,
+            consented=schedule.consented,
+            ceiling=schedule.ceiling,
+            job_id=run_id,
+        )
 
     def _arrived(self) -> None:
         self._worklist.hint(QUEUE, self._queue.delay_of_arrival())

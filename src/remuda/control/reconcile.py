@@ -19,6 +19,7 @@ from remuda.control.markets.book import sights_of
 from remuda.control.markets.reliefs import Reliefs
 from remuda.control.places import Places
 from remuda.control.scene import Scene
+from remuda.control.timetable import Timetable
 from remuda.costs.metering import bill, total
 from remuda.domain.events import Charge
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, Order, Outcome
@@ -66,6 +67,7 @@ class Outside:
     hint: Callable[[str], None]
     notify: Notify
     reliefs: Reliefs
+    timetable: Timetable
 
 
 class JobReconciler:
@@ -94,6 +96,8 @@ class JobReconciler:
 
     async def _pass(self, job_id: str) -> timedelta | None:
         job = await self._store.job(job_id)
+        if job.held_until is not None and job.phase is JobPhase.QUEUED:
+            return min(await self._out.timetable.step(job), _LONGEST)
         attempts = await self._store.attempts(job_id)
         if any(attempt.number > job.last_number for attempt in attempts):
             return _AT_ONCE  # the queue placed the job between the two reads: its new attempt is wanted

@@ -146,6 +146,8 @@ class Job:
     submitted_at: datetime
     since: datetime
     not_before: datetime | None = None  # back-off or schedule
+    held_until: datetime | None = None  # not in the queue: the timetable looks at it then
+    last_run: str | None = None  # of a schedule: the id of the run that it started last
     attempt: int = 0  # number of the latest attempt; 0 before the first
     stop_reason: str | None = None  # set: a stop is wanted, and why
     stop_outcome: Outcome | None = None  # STOPPED by the user or LIMIT
@@ -232,6 +234,9 @@ class Node:
     telemetry: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float | str] = field(default_factory=dict)
     version: int = 0
+
+
+NEXT_RUN = "next run at "  # how the reason of a job that repeats begins
 
 
 def attempt_id(job_id: str, number: int) -> str:

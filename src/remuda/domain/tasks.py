@@ -201,6 +201,7 @@ class Work:
     efficiency: float = 0.4
     samples: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    profile: str | None = None  # a work profile's file, beside the task file: it gives the rates that are not stated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ ENABLED = Setting(
 )
 _GROUP = "remuda.providers"
 _MARK = "on-by-default"
-_NOT_PROVIDERS = frozenset({"base", "batch", "contract", "hosts", "objections", "prices", "registry"})
+_NOT_PROVIDERS = frozenset({"base", "batch", "contract", "hosts", "notices", "objections", "prices", "registry"})
 
 
 class BadSettings(ProviderError):

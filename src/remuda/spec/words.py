@@ -122,9 +122,12 @@ def _checkpoint(task: Task) -> str:
 
 
 def _start(task: Task) -> str:
+    window = f"when it is cheapest in {task.window.text} ({task.window.time_zone})" if task.window else ""
     if task.schedule is None:
-        return ""
-    return _time(task.schedule.at) if task.schedule.at else f"{task.schedule.cron} ({task.schedule.time_zone})"
+        return window
+    zone = f"again and again: {task.schedule.cron} ({task.schedule.time_zone})"
+    start = _time(task.schedule.at) if task.schedule.at else zone
+    return f"{start}, {window}" if window else start
 
 
 def _limits(task: Task) -> str:

@@ -28,6 +28,8 @@ class JobRest:
     reliefs: tuple[int, ...] = ()
     numbered: int = 0
     course: Course | None = None
+    held_until: datetime | None = None
+    last_run: str | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -63,6 +65,8 @@ def rest_of(job: Job) -> JobRest:
         reliefs=job.reliefs,
         numbered=job.numbered,
         course=job.course,
+        held_until=job.held_until,
+        last_run=job.last_run,
     )
 
 

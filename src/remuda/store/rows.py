@@ -129,6 +129,8 @@ def make_job(row: Row, documents: Documents) -> Job:
         reliefs=rest.reliefs,
         numbered=rest.numbered,
         course=rest.course,
+        held_until=rest.held_until,
+        last_run=rest.last_run,
         version=row[16],
     )
 

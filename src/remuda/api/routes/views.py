@@ -77,7 +77,7 @@ def job_detail(
         spent_micros=spent.micros,
         task=Raw(_encode(job.task)),
         origin=Raw(_encode(job.origin)),
-        not_before=job.not_before,
+        not_before=job.held_until or job.not_before,
         stop_reason=job.stop_reason,
         consented=job.consented,
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,

@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from remuda.control.agents.reports import apply_messages
+from remuda.control.agents.reports import Report, apply_messages, tell
 from remuda.control.agents.work import make_assignment
 from remuda.control.clock import Clock
 from remuda.control.jobs import MARGIN, cap_of
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
 from remuda.domain.messages import Ack, Assignment, CheckpointWork, Go, HostFacts, Message, NotYours, Refused, Wait
-from remuda.domain.units import HourlyRate, Money
+from remuda.domain.units import HourlyRate, Money, format_duration
+from remuda.planner.pace import Pace, is_news
 from remuda.store.base import Changes, NotFound, Stale, Store
 
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
@@ -30,6 +31,11 @@ ReadBlob = Callable[[str], Awaitable[bytes]]  # by its hash; raises NotFound
 OpenSecrets = Callable[[str, Sequence[str]], Awaitable[dict[str, str]]]  # project, names -> plain values
 
 
+async def no_pace(job: Job, attempt: Attempt) -> Pace | None:
+    """Every task chooses itself."""
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplies:
     """What a work document needs from outside this room."""
@@ -37,6 +43,7 @@ class Supplies:
     open_secrets: OpenSecrets
     checkpoint: Callable[[Job, Attempt], Awaitable[CheckpointWork | None]]  # ready to be started from
     accelerators: Callable[[Job, Attempt], int]  # per node
+    pace: Callable[[Job, Attempt], Awaitable[Pace | None]] = no_pace  # how often to save, where we choose
     read_blob: ReadBlob | None = None  # None: there are no frozen folders here
 
 
@@ -202,12 +209,25 @@ class AgentDesk:
         self._heard[attempt.id, rank] = now
         job = await self._store.job(attempt.job_id)
         report = apply_messages(job, attempt, node, messages, now)
+        if report.saved:
+            await self._repace(report)
         if report.node.last_seq > node.last_seq:
             attempts = [report.attempt] if report.attempt is not attempt else []
             await self._store.commit(Changes(attempts=attempts, nodes=[report.node], events=report.events))
             if report.moved:
                 self._hint(job.id)
-        return Ack(seq=report.node.last_seq, lease=self._lease(job, attempt))
+        every = report.attempt.checkpoint_every
+        return Ack(seq=report.node.last_seq, lease=self._lease(job, attempt), every=every)
+
+    async def _repace(self, report: Report) -> None:
+        """Whether another interval is worth it now, after what the newest checkpoint cost."""
+        pace = await self._supplies.pace(report.job, report.attempt)
+        if pace is None or not is_news(report.attempt.checkpoint_every, pace.every):
+            return
+        report.attempt = replace(report.attempt, checkpoint_every=pace.every)
+        cost = f"{'it costs' if pace.measured else 'it is taken to cost'} {format_duration(pace.cost)}"
+        often = f"a gang like this loses a node every {format_duration(timedelta(hours=1 / pace.per_hour))} here"
+        tell(report, self._clock.now(), "pace", f"a checkpoint every {format_duration(pace.every)}: {cost}, {often}")
 
     def _lease(self, job: Job, attempt: Attempt) -> timedelta:
         """The task's own length, or less where the budget ends before."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from remuda.domain.tasks import Schedule
 from remuda.domain.units import format_duration, parse_duration
 from remuda.spec.fields.kinds import Either, Field, Section, Table, Value, Wrong, filled, read_text, text_kind
-from remuda.spec.honoured import NOT_YET
 from remuda.spec.problems import nearest, shown
 from remuda.spec.tree import ScalarNode
 
@@ -112,10 +111,7 @@ def check_cron(text: str) -> str:
 def _read_schedule(node: ScalarNode) -> Schedule:
     text = filled(read_text(node)).strip()
     if len(text.split()) >= 4:
-        check_cron(text)
-        if reason := NOT_YET.get("schedule.cron"):
-            raise Wrong(f"`schedule` with a cron line is not honoured yet: {reason}", expected="one time")
-        return Schedule(cron=text)
+        return Schedule(cron=check_cron(text))
     return Schedule(at=read_time(text))
 
 
@@ -130,7 +126,6 @@ CRON = Field(
     kind=text_kind("a cron line such as 0 3 * * 1-5", check_cron),
     help="When to start, again and again: minute, hour, day, month, weekday.",
     example="cron: 0 3 * * 1-5",
-    refused=NOT_YET.get("schedule.cron", ""),
 )
 TIME_ZONE = Field(
     name="time_zone",
@@ -152,6 +147,13 @@ def _build_schedule(table: Table) -> Schedule | None:
     return Schedule(at=at, cron=cron, time_zone=zone or "UTC") if at or cron else None
 
 
-SCHEDULE_TABLE = Section(path="schedule", help="When to start.", fields=(AT, CRON, TIME_ZONE), build=_build_schedule)
-_SCHEDULE_TEXT: Value[Schedule | None] = Value(words=TIME_WORDS, parse=_read_schedule, schema={"type": "string"})
+SCHEDULE_TABLE = Section(
+    path="schedule",
+    help="When to start: once, or again and again.",
+    fields=(AT, CRON, TIME_ZONE),
+    build=_build_schedule,
+)
+_SCHEDULE_TEXT: Value[Schedule | None] = Value(
+    words=f"{TIME_WORDS}, or a cron line", parse=_read_schedule, schema={"type": "string"}
+)
 SCHEDULE: Either[Schedule | None] = Either(kinds=(_SCHEDULE_TEXT, SCHEDULE_TABLE))

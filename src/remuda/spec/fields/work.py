@@ -101,14 +101,21 @@ RATES = Field(
     example="rates: {H100: 5200, cpu: 40}",
 )
 
+PROFILE = Field(
+    name="profile",
+    kind=text_kind("the path of a work profile, such as work.json", lambda path: path),
+    help="A work profile, which says the rates that are not stated: `remuda estimate --save` and `remuda bench` write it.",
+    example="profile: work.json",
+)
+
 
 def _build_work(table: Table) -> Work | None:
     flops, samples, rates = table.get(FLOPS), table.get(SAMPLES), table.get(RATES, {})
-    if table.has(FLOPS) and (table.has(SAMPLES) or table.has(RATES)):
+    if table.has(FLOPS) and (table.has(SAMPLES) or table.has(RATES) or table.has(PROFILE)):
         table.wrong(FLOPS, "`flops` and `samples` are both there", expected="`flops`, or `samples` with `rates`")
-    elif not table.has(FLOPS) and not (table.has(SAMPLES) and table.has(RATES)):
+    elif not table.has(FLOPS) and not (table.has(SAMPLES) and (table.has(RATES) or table.has(PROFILE))):
         message = "the work is not stated in full"
-        table.notes.add(table.node.mark, message, expected="`flops`, or `samples` with `rates`")
+        table.notes.add(table.node.mark, message, expected="`flops`, or `samples` with `rates` or `profile`")
     plain = Work()
     return Work(
         flops=flops,
@@ -116,13 +123,14 @@ def _build_work(table: Table) -> Work | None:
         efficiency=table.get(EFFICIENCY, plain.efficiency),
         samples=samples,
         rates=rates,
+        profile=table.get(PROFILE),
     )
 
 
 WORK = Section(
     path="work",
     help="How much there is to do, so that a plan can say how long it takes and what it costs in all.",
-    fields=(FLOPS, PRECISION, EFFICIENCY, SAMPLES, RATES),
+    fields=(FLOPS, PRECISION, EFFICIENCY, SAMPLES, RATES, PROFILE),
     build=_build_work,
     hints={"mfu": "write `efficiency`", "steps": "write `samples`", "estimated_total_flops": "write `flops`"},
 )
