@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -51,11 +52,12 @@ def command(
     what they rest on is written below the table.
     """
     from remuda.cli.offered import gather
+    from remuda.cli.profiles import with_rates
     from remuda.planner.explain import explain, say_no_offer
     from remuda.planner.placements import Objective, View
     from remuda.planner.rank import plan
 
-    task = _read_task(file, read_params(param))
+    task = with_rates(_read_task(file, read_params(param)), Path(file).parent)
     offered = gather(task, anywhere=not here, output_mib=_size(output_size))
     made = plan(
         task,

@@ -104,7 +104,7 @@ RATES = Field(
 PROFILE = Field(
     name="profile",
     kind=text_kind("the path of a work profile, such as work.json", lambda path: path),
-    help="A work profile, which says the rates that are not stated: `remuda estimate --save` and `remuda bench` write it.",
+    help="A work profile, which says the rates that are not stated: `remuda estimate --save` writes it.",
     example="profile: work.json",
 )
 

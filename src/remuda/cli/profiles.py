@@ -1,0 +1,98 @@
+"""Work profiles for `remuda estimate`, `plan` and `bench`: those that ship, in files, and traced on the spot."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remuda.cli.session import Failure
+
+if TYPE_CHECKING:
+    from remuda.domain.tasks import Task
+    from remuda.planner.estimate.profile import WorkProfile
+
+
+def list_models() -> list[str]:
+    """The models whose profiles ship."""
+    return list(dict.fromkeys(str(each["name"]) for each in _zoo()))
+
+
+def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
+    """The shipped profile of a model. Raises Failure."""
+    wide = "fp32" if precision in ("fp32", "tf32") else "bf16"
+    names = list_models()
+    if name not in names:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}; or give a script"
+        raise Failure(f"no profile of a model {name!r} ships", hint, exit_code=2)
+    for each in _zoo():
+        if (each["name"], each["precision"], each["checkpointing"]) == (name, wide, checkpointing):
+            return read(each, name)
+    raise Failure(f"no profile of {name} with activation checkpointing ships", "give a script instead", exit_code=2)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The plain data of a profile file. Raises Failure."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise Failure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
+    except ValueError as error:
+        raise Failure(f"{path} is not JSON: {error}", "`remuda estimate --save` writes one", exit_code=2) from error
+    if not isinstance(data, dict):
+        raise Failure(f"{path} is no work profile", "`remuda estimate --save` writes one", exit_code=2)
+    return data
+
+
+def read(data: object, where: str) -> "WorkProfile":
+    """A profile from plain data. Raises Failure."""
+    from remuda.planner.estimate.profile import ProfileError, read_profile
+
+    try:
+        return read_profile(data)
+    except ProfileError as error:
+        raise Failure(f"{where}: {error}", "`remuda estimate --save` writes one", exit_code=2) from error
+
+
+def trace(script: str, arguments: list[str]) -> dict[str, Any]:
+    """The profile of a script's first step, as plain data. Raises Failure."""
+    try:
+        from remuda.train.script import trace_script
+    except ImportError as error:
+        raise Failure(
+            "PyTorch is not installed here, and tracing a script needs it",
+            "`pip install remuda[train]`, or `remuda estimate --model NAME`",
+        ) from error
+    try:
+        return trace_script(script, arguments, name=Path(script).stem)
+    except Exception as error:  # the user's own code may raise anything
+        raise Failure(f"{script} could not be traced: {type(error).__name__}: {error}") from error
+
+
+def with_rates(task: "Task", folder: Path) -> "Task":
+    """The task with the rates that its work's profile gives; those in the task itself go before."""
+    from dataclasses import replace
+
+    work = task.work
+    if work is None or work.profile is None:
+        return task
+    from remuda.planner.estimate.settings import Run
+    from remuda.planner.estimate.table import correct_rates, make_rates
+
+    data = read_file(folder / work.profile)
+    run = Run(**data.get("run", {}))
+    rates = make_rates(read(data, work.profile), run) if "ops" in data else {}
+    if data.get("measured"):
+        rates = correct_rates(rates, data["measured"], run.precision or "bf16")
+    if not rates:
+        raise Failure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
+    return replace(task, work=replace(work, rates={**rates, **work.rates}))
+
+
+def _zoo() -> list[dict[str, Any]]:
+    import gzip
+    from importlib.resources import files
+
+    packed = files("remuda.planner.estimate").joinpath("zoo.jsonl.gz").read_bytes()
+    return [json.loads(line) for line in gzip.decompress(packed).splitlines()]
