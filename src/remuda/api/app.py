@@ -13,13 +13,27 @@ from remuda import __version__
 from remuda.api.errors import Problem
 from remuda.api.house import House
 from remuda.api.openapi import describe
-from remuda.api.routes import agents, blobs, boot, checkpoints, data, execs, fleet, jobs, logs, secrets, server
+from remuda.api.routes import (
+    agents,
+    blobs,
+    boot,
+    checkpoints,
+    data,
+    execs,
+    fleet,
+    jobs,
+    logs,
+    machines,
+    secrets,
+    server,
+)
 from remuda.api.translate import KNOWN, explain
 from remuda.api.wire import reply
 from remuda.client.wire import ErrorBody
 
 _ROUTERS = tuple(
-    each.router for each in (server, jobs, logs, execs, secrets, blobs, fleet, checkpoints, data, agents, boot)
+    each.router
+    for each in (server, jobs, logs, execs, secrets, blobs, fleet, machines, checkpoints, data, agents, boot)
 )
 _log = logging.getLogger(__name__)
 

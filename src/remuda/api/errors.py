@@ -101,6 +101,17 @@ CODES: Mapping[str, Code] = {
         meaning="Somebody else changed the same thing at that moment.",
         hint="look at it again, then repeat what you wanted",
     ),
+    "no-joining": Code(
+        status=409,
+        meaning="Machines cannot join here: no place that takes them is enabled, or they cannot reach the server.",
+        hint="the page docs/guides/join.md says which two settings it takes",
+    ),
+    "join-refused": Code(
+        status=422, meaning="Such a machine cannot be invited.", hint="the message says what would have to change"
+    ),
+    "machine-not-found": Code(
+        status=404, meaning="No machine of this name has joined.", hint="`remuda machines` lists them"
+    ),
     "job-not-running": Code(status=409, meaning="The job has no running nodes.", hint="see `remuda status NAME`"),
     "job-not-ended": Code(
         status=409, meaning="The job has not ended.", hint="wait for it, or stop it with `remuda stop NAME`"

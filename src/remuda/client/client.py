@@ -248,6 +248,21 @@ class Client:
         """Nodes that run or bill now, of a project or (None) of all."""
         return self._ask("GET", "/v1/nodes" + query([("project", project)] if project else []), list[wire.NodeRow])
 
+    def invite(
+        self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
+    ) -> wire.InvitationView:
+        """Lines that make a machine a node when one of them is pasted there."""
+        ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
+        return self._ask("POST", "/v1/invitations", wire.InvitationView, ask, timeout_s=60)
+
+    def machines(self) -> list[wire.MachineRow]:
+        """Machines that joined."""
+        return self._ask("GET", "/v1/machines", list[wire.MachineRow])
+
+    def dismiss(self, name: str) -> None:
+        """A machine's work ends, and its token opens nothing any more."""
+        self._call("DELETE", f"/v1/machines/{quote(name)}", retry=False)
+
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.Found]:
         """Stop every unfinished job (of one project) and remove what it runs on."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)

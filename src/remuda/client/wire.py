@@ -311,6 +311,32 @@ class Health(Reply, frozen=True, kw_only=True):
     status: str
 
 
+class InviteAsk(Ask, frozen=True, kw_only=True):
+    """A machine is to join: under this name (else its own), in this group of machines on one network."""
+
+    name: str | None = None
+    group: str | None = None
+    valid_s: float = 3600
+
+
+class InvitationView(Reply, frozen=True, kw_only=True):
+    """One of these lines, pasted into the machine's shell, makes it a node; good for one machine."""
+
+    shell: str
+    python: str
+    expires_at: datetime
+
+
+class MachineRow(Reply, frozen=True, kw_only=True):
+    """A machine that joined."""
+
+    name: str
+    state: str
+    has: str
+    joined_at: datetime
+    heard_at: datetime | None = None
+
+
 class ServerView(Reply, frozen=True, kw_only=True):
     """The server itself. `api` is the major version of the routes, `revision` grows with every addition to them."""
 

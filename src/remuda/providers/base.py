@@ -254,7 +254,7 @@ class Carries(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """Lines of which one, pasted into a machine's shell, makes it a node of ours. They hold a token that is good once."""
+    """Lines of which one, pasted into a machine's shell, makes it a node. They hold a token that is good once."""
 
     shell: str
     python: str  # for machines without curl

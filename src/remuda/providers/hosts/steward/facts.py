@@ -44,8 +44,7 @@ def read_facts(root: str) -> Fields:
         "hostname": os.uname().nodename,
         "user": find_user(),
         "python": sys.version.split()[0],
-        "address": os.environ.get("REMUDA_NODE_ADDRESS")
-        or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2],
+        "address": find_address(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_mib": pages >> 20,
         "disk_gib": disk.f_bavail * disk.f_frsize >> 30,
@@ -55,6 +54,11 @@ def read_facts(root: str) -> Fields:
         "usable": [path for path in ("/dev/kfd",) if os.access(path, os.R_OK | os.W_OK)],
         "engine": next((name for name in ("podman", "docker") if shutil.which(name)), ""),
     }
+
+
+def find_address() -> str:
+    """Where it is reached, or from where it reaches us."""
+    return os.environ.get("REMUDA_NODE_ADDRESS") or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
 
 
 def find_user() -> str:
