@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.proofs import Notary, note
 from xdist.scheduler import LoadScopeScheduling
 
 # A shell starts what it puts into the background with these ignored, and every program that a test starts would
@@ -37,9 +38,16 @@ def needs_real_servers(item: pytest.Item) -> bool:
     return item.path.relative_to(ROOT).as_posix().startswith(REAL_SERVERS)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    file = os.environ.get("REMUDA_PROOFS")
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Notary(Path(file)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items if os.environ.get("CI") else ():
-        if needs_real_servers(item):
+    for item in items:
+        note(item)
+        if os.environ.get("CI") and needs_real_servers(item):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
 
 

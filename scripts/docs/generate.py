@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import cli
+import features
 import states
 import task_file
 
@@ -22,6 +23,7 @@ def main() -> None:
     task_file.main()
     states.main()
     cli.main()
+    features.main()
     for name, module in _PRINTED.items():
         done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, check=True)
         (_FOLDER / name).write_text(done.stdout)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.proofs import Proof
 
 from remuda.control.clock import VirtualClock, run_virtual
 from remuda.providers.base import GangSpec, GangState, Provider
@@ -16,6 +17,8 @@ from remuda.providers.fake import MANIFEST
 from remuda.providers.fake.account import Account
 from remuda.providers.fake.cloud import FakeCloud
 from remuda.providers.fake.script import DEFAULT, Fate, Script
+
+PROOF = Proof("fake", False, "the made-up cloud itself, on virtual time")
 
 
 class FakePlace:

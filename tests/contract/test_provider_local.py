@@ -9,12 +9,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.proofs import Proof
 
 from remuda.providers.base import GangState, Provider, ProviderContext
 from remuda.providers.contract import Place, ProviderContract
 from remuda.providers.hosts.machine import this_machine
 from remuda.providers.local import MANIFEST
 from remuda.providers.local.provider import LocalProvider
+
+PROOF = Proof("local", True, "processes of this machine")
 
 STAND_IN = Path(__file__).with_name("agent_stand_in.py")
 

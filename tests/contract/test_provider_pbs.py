@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.contract import pbs_stand_in
 from tests.contract.test_provider_slurm import make_archive
+from tests.proofs import Proof
 
 from remuda.domain.offers import Purchase
 from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, ProviderContext, Refused, TryAgain
@@ -18,6 +19,8 @@ from remuda.providers.batch.rows import Unsure
 from remuda.providers.contract import Place, ProviderContract, Stage
 from remuda.providers.pbs import MANIFEST
 from remuda.providers.pbs.provider import PbsProvider
+
+PROOF = Proof("pbs", False, "a strict stand-in for PBS's commands that runs the jobs")
 
 OURS = "contract-installation-ours"
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.proofs import Proof
 from tests.system.slurm import Cluster, cluster_at, why_not
 
 from remuda.domain.offers import Purchase
@@ -21,6 +22,8 @@ from remuda.providers.contract import Place, ProviderContract, Stage
 from remuda.providers.objections import list_objections
 from remuda.providers.slurm import MANIFEST
 from remuda.providers.slurm.provider import SlurmProvider
+
+PROOF = Proof("slurm", True, "Slurm with four nodes of eight made-up GPUs each")
 
 pytestmark = pytest.mark.system
 

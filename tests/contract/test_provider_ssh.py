@@ -12,12 +12,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 
 from remuda.providers.base import GangState, Provider, ProviderContext
 from remuda.providers.contract import Place, ProviderContract
 from remuda.providers.registry import check_settings
 from remuda.providers.ssh import MANIFEST, make
+
+PROOF = Proof("ssh", True, "OpenSSH servers in network namespaces")
 
 STAND_IN = Path(__file__).with_name("agent_stand_in.py")
 pytestmark = pytest.mark.system

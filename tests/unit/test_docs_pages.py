@@ -1,11 +1,13 @@
 """The pages hang together: links lead somewhere, the index knows every page, and what programs write is fresh."""
 
+import json
 import re
 from pathlib import Path
 
 import click
 import pytest
 from scripts.docs import cli as reference
+from scripts.docs import features
 
 from remuda.cli.main import COMMANDS, SECTIONS, cli
 from remuda.store.snapshot import Snapshot
@@ -44,6 +46,13 @@ def test_the_index_lists_every_page() -> None:
 def test_the_reference_of_commands_is_fresh() -> None:
     page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
     assert page == reference.make_page(), "run: python scripts/docs/cli.py"
+
+
+def test_the_table_of_features_is_fresh() -> None:
+    found = json.loads((ROOT / "docs/reference/features.json").read_text("utf-8"))
+    page = (ROOT / "docs/reference/features.md").read_text("utf-8")
+    assert page == features.make_page(found), "run: python scripts/docs/features.py"
+    assert not [name for name, facts in found.items() if facts["failed"]]
 
 
 def test_every_command_has_its_section() -> None:

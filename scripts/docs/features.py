@@ -1,0 +1,66 @@
+"""Writes docs/reference/features.md: what was shown of each provider, from the proofs of one run of the tests.
+
+REMUDA_PROOFS=docs/reference/features.json make test && .venv/bin/python scripts/docs/features.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from remuda.providers.base import Feature
+from remuda.providers.registry import manifests as list_manifests
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
+_INTRO = """# What was shown of each provider
+
+Made by `scripts/docs/features.py` from `features.json`, which a run of the tests wrote; a test fails when it is stale.
+To run it again: `REMUDA_PROOFS=docs/reference/features.json make test && make docs`.
+
+## The contract suite
+Every provider passes the same checks (`remuda.providers.contract`). A check is skipped only for a reason that is counted here.
+
+| provider | the place under test | checks passed | skipped |
+|---|---|---|---|
+"""
+_FEATURES = """
+## Features
+**real**: seen on the thing itself, run by the tests. *stand-in*: seen on a program of ours that answers as it does. **not verified**: the code is there, and no test has shown it. lacking: the provider does not do it; the reason stands under [providers](providers.md).
+
+"""
+
+
+def make_page(found: dict[str, Any]) -> str:
+    manifests = {manifest.name: manifest for manifest in list_manifests()}
+    rows = []
+    for name in manifests:
+        facts = found.get(name)
+        if facts is None:
+            rows.append(f"| {name} | none: the suite was not run on it | 0 | |")
+            continue
+        skipped = "; ".join(f"{reason} ({count})" for reason, count in sorted(facts["skipped"].items()))
+        passed = str(facts["passed"]) + (f", {facts['failed']} failed" if facts["failed"] else "")
+        rows.append(f"| {name} | {facts['place']} | {passed} | {skipped} |")
+    head = "| feature | " + " | ".join(manifests) + " |\n|---" + "|---" * len(manifests) + "|\n"
+    table = []
+    for feature in Feature:
+        cells = []
+        for name, manifest in manifests.items():
+            shown = found.get(name, {}).get("features", {}).get(str(feature))
+            if feature in manifest.lacks:
+                cells.append("lacking")
+            elif shown is None:
+                cells.append("**not verified**")
+            else:
+                cells.append("**real**" if shown["real"] else "*stand-in*")
+        table.append(f"| {feature} | " + " | ".join(cells) + " |")
+    return _INTRO + "\n".join(rows) + "\n" + _FEATURES + head + "\n".join(table) + "\n"
+
+
+def main() -> None:
+    found = json.loads((FOLDER / "features.json").read_text(encoding="utf-8"))
+    (FOLDER / "features.md").write_text(make_page(found), encoding="utf-8")
+    print("wrote docs/reference/features.md")
+
+
+if __name__ == "__main__":
+    main()

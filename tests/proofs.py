@@ -1,0 +1,76 @@
+"""What a run of the tests proves about each provider, written to the file that `REMUDA_PROOFS` names.
+
+A contract test says by the module's `PROOF` what its place is; any other test says by the mark `proves` which
+feature of which provider it shows. The page docs/reference/features.md is made from the file.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+# Features that a check of the contract suite shows by itself.
+SHOWN_BY = {
+    "test_spot_can_be_launched_where_it_is_sold": "spot",
+    "test_all_nodes_end_with_their_gang": "gang",
+    "test_capacity_that_is_used_is_not_offered": "capacity",
+}
+
+
+class Proof(NamedTuple):
+    """What the place under test is: `real` is the thing itself, run here; otherwise a stand-in."""
+
+    provider: str
+    real: bool
+    by: str  # "OpenSSH servers in network namespaces"
+
+
+def note(item: pytest.Item) -> None:
+    """Make the test's report carry what the test is about; reports travel between processes, items do not."""
+    proof = getattr(getattr(item, "module", None), "PROOF", None)
+    if isinstance(proof, Proof):
+        name = getattr(item, "originalname", item.name)
+        item.user_properties.append(("contract", [*proof, SHOWN_BY.get(name, "")]))
+    for mark in item.iter_markers("proves"):
+        item.user_properties.append(("proves", [*Proof(*mark.args[0]), mark.args[1]]))
+
+
+class Notary:
+    """Collects the reports of a run and writes the file at its end."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and not report.skipped and not report.failed:
+            return
+        for kind, value in report.user_properties:
+            if kind not in ("contract", "proves"):
+                continue
+            provider, real, by, feature = value
+            facts = self._found.setdefault(
+                provider, {"place": by, "passed": 0, "skipped": {}, "failed": 0, "features": {}}
+            )
+            if kind == "contract":
+                self._count(facts, report, by)
+            if feature and report.passed:
+                best = facts["features"].get(feature)
+                if best is None or (real and not best["real"]):
+                    facts["features"][feature] = {"real": real, "by": by}
+
+    def _count(self, facts: dict[str, Any], report: pytest.TestReport, by: str) -> None:
+        facts["place"] = by
+        if report.passed:
+            facts["passed"] += 1
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            reason = reason.removeprefix("Skipped: ")
+            facts["skipped"][reason] = facts["skipped"].get(reason, 0) + 1
+        elif report.outcome != "rerun":
+            facts["failed"] += 1
+
+    def pytest_sessionfinish(self) -> None:
+        text = json.dumps(self._found, indent=1, sort_keys=True, ensure_ascii=False)
+        self._file.write_text(text + "\n", encoding="utf-8")
