@@ -17,14 +17,18 @@ Made by `scripts/docs/features.py` from `features.json`, which a run of the test
 To run it again: `REMUDA_PROOFS=docs/reference/features.json make test && make docs`.
 
 ## The contract suite
-Every provider passes the same checks (`remuda.providers.contract`). A check is skipped only for a reason that is counted here.
+Every provider passes the same checks (`remuda.providers.contract`). A check is skipped only for a reason that is
+counted here.
 
 | provider | the place under test | checks passed | skipped |
 |---|---|---|---|
 """
 _FEATURES = """
 ## Features
-**real**: seen on the thing itself, run by the tests. *stand-in*: seen on a program of ours that answers as it does. **not verified**: the code is there, and no test has shown it. lacking: the provider does not do it; the reason stands under [providers](providers.md).
+* **real**: seen on the thing itself, run by the tests
+* *stand-in*: seen on a program of ours that answers as it does
+* **not verified**: the code is there, and no test has shown it
+* lacking: the provider does not do it; the reason stands under [providers](providers.md)
 
 """
 
