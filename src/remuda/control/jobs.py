@@ -14,6 +14,7 @@ REFUSED_AVOID = timedelta(days=1)  # a person must act first
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 _NEVER = timedelta.max
+_SOON = timedelta(seconds=1)
 _SPENT = "it spent"  # how the reason of a budget's stop begins
 
 
@@ -128,6 +129,8 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
         case Outcome.EXIT | Outcome.SETUP:
             chosen = not retry.exit_codes or attempt.exit_code in retry.exit_codes
             return _again_or_fail(view, attempt, "exit", retry.exit if chosen else 0)
+        case Outcome.PREEMPTED if _may_work_still(attempt):
+            return LookAgain(after=_SOON)
         case Outcome.PREEMPTED:
             return _again_or_fail(view, attempt, "preemption", retry.preemption)
         case Outcome.CAPACITY:
@@ -137,6 +140,12 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
         case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
             avoid = timedelta(0) if attempt.offer.shared else _doubled(job, "node", FIRST_AVOID)
             return _again_or_fail(view, attempt, "node", retry.node, avoid)
+
+
+def _may_work_still(attempt: Attempt) -> bool:
+    """We take this gang away ourselves, and its agents did not report their end: it works until it is gone."""
+    ours = attempt.drill_until is not None and attempt.exit_code is None
+    return ours and attempt.phase is not AttemptPhase.ENDED
 
 
 def _again_or_fail(

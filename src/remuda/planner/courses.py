@@ -42,6 +42,7 @@ class Standpoint:
     current: Offer | None = None  # what it has, or is getting
     works: bool = False  # the current gang is past its start
     starting_for: timedelta = timedelta(0)  # how long the current gang has been coming
+    unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
     home: Offer | None = None  # where it was last
     setup: timedelta | None = None  # how long its setup took; None: it has not run
     budget_left: Money | None = None
@@ -292,13 +293,19 @@ def _quote(place: Place, nodes: int, knowledge: Knowledge, now: datetime, avoid:
 
 
 def _last_moment(setting: Setting, standpoint: Standpoint, view: View) -> Decision | None:
-    """A gang on spot that does not come up must not use up the time that on-demand needs."""
-    if view.mode is not Mode.SPOT or standpoint.works:
+    """A gang on spot that does not come up, or saves nothing, must not use up the time that on-demand needs."""
+    if view.mode is not Mode.SPOT:
         return None
+    overhead, risk = setting.terms.overhead_s, 0.0
+    if standpoint.works:
+        risk = standpoint.unsaved.total_seconds()
+        if risk <= overhead:  # which has the usual time between two checkpoints in it
+            return None
     slack = setting.terms.deadline_s - view.now_s - view.left_s
-    if slack > setting.terms.overhead_s:
+    if slack - risk > overhead:
         return None
-    return Decision(Mode.ON_DEMAND, _cheapest_fixed(setting), inf, "spot has not come up, and this is the last moment")
+    what = "spot has not come up" if not standpoint.works else "nothing was saved for too long"
+    return Decision(Mode.ON_DEMAND, _cheapest_fixed(setting), inf, f"{what}, and this is the last moment")
 
 
 def _sooner(setting: Setting, view: View, decision: Decision) -> Decision:

@@ -10,7 +10,7 @@ from remuda.providers.base import GangSeen, GangSpec, Manifest
 from remuda.providers.fake.agents import pause
 from remuda.providers.fake.cloud import FakeCloud
 from remuda.sim.story import Crash, When
-from remuda.store.base import Changes, Stale, Store
+from remuda.store.base import Changes, Full, Stale, Store
 from remuda.store.memory import MemoryStore
 
 T = TypeVar("T")
@@ -42,8 +42,16 @@ class Fuse:
 class ShakyStore:
     """A memory store behind a fuse, as slow as a real one: others read and write between any two of its calls."""
 
-    def __init__(self, store: MemoryStore, fuse: Fuse, stale: frozenset[int], latency_s: float) -> None:
+    def __init__(
+        self,
+        store: MemoryStore,
+        fuse: Fuse,
+        stale: frozenset[int],
+        latency_s: float,
+        broken: frozenset[int] = frozenset(),
+    ) -> None:
         self._store = store
+        self._broken = broken
         self._fuse = fuse
         self._stale = stale
         self._latency_s = latency_s
@@ -65,6 +73,8 @@ class ShakyStore:
         self._commits += 1
         if self._commits in self._stale:
             raise Stale("somebody wrote first, says the story")
+        if self._commits in self._broken:
+            raise Full("the disk is full, says the story")
         await self._pass_time()
         await self._fuse.through(lambda: self._store.commit(changes))
 

@@ -14,6 +14,7 @@ from remuda.providers.fake import MANIFEST
 from remuda.providers.fake.cloud import FakeCloud
 from remuda.sim.shaky import Fuse, ShakyProvider, ShakyStore
 from remuda.sim.story import Ending, Intervention, Story, Submission, Tale, Wish
+from remuda.store.base import StoreError
 from remuda.store.memory import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -37,7 +38,7 @@ class _Stage:
         self._cloud = FakeCloud(MANIFEST, story.script, self._clock.now)
         self._memory = MemoryStore(make_id=lambda: "sim")
         self._fuse = Fuse(story.crashes)
-        self._store = ShakyStore(self._memory, self._fuse, story.stale, story.store_s)
+        self._store = ShakyStore(self._memory, self._fuse, story.stale, story.store_s, story.broken)
         self._job_ids = JobIds(self._clock, Random(0).getrandbits)
         await self._open()
         hands = [asyncio.create_task(self._submit(i, item)) for i, item in enumerate(story.submissions)]
@@ -103,7 +104,7 @@ class _Stage:
         try:
             async with asyncio.timeout(60):  # a user whose server dies in the middle walks away
                 await _wish(plant, job, item)
-        except (DeskError, TimeoutError):
+        except (DeskError, StoreError, TimeoutError):
             return
 
     async def _server(self) -> Plant:

@@ -67,6 +67,7 @@ class Story:
     interventions: tuple[Intervention, ...] = ()
     crashes: tuple[Crash, ...] = ()
     stale: frozenset[int] = frozenset()
+    broken: frozenset[int] = frozenset()  # writes that fail because the store cannot write
     store_s: float = 0.0  # the longest that half a call to the store takes
     longest: timedelta = timedelta(days=14)
 

@@ -106,6 +106,7 @@ class Guide:
             current=current.offer if current else None,
             works=current is not None and current.phase not in _COMING,
             starting_for=now - current.created_at if current else timedelta(0),
+            unsaved=_unsaved(current, now),
             home=attempts[-1].offer if attempts else None,
             setup=_setup_time(job, nodes),
             budget_left=await self._budget_left(job),
@@ -131,6 +132,12 @@ def _done(
         if isinstance(said, float) and 0 <= said <= 1:
             return said
     return share_done(job.task, attempts, now, job.attempt)
+
+
+def _unsaved(current: Attempt | None, now: datetime) -> timedelta:
+    if current is None or current.running_at is None:
+        return timedelta(0)
+    return now - max(current.running_at, current.checkpoint_at or current.running_at)
 
 
 def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:

@@ -243,7 +243,11 @@ def _until_boundary(scene: Scene, own: Attempt, ready: Attempt, now: datetime) -
     checkpoint = scene.job.task.checkpoint
     if checkpoint is None or own.phase in _COMING:
         return timedelta(0)
+    every = checkpoint.every or _LONGEST_WAIT
+    saved = own.checkpoint_at or own.running_at
+    if saved is not None and now - saved > 1.5 * every:
+        return timedelta(0)  # there will be none
     since = max(node.claimed_at or now for node in scene.nodes[ready.id])
     if own.checkpoint_at is not None and own.checkpoint_at >= since:
         return timedelta(0)
-    return since + min(_LONGEST_WAIT, checkpoint.every or _LONGEST_WAIT) - now
+    return since + min(_LONGEST_WAIT, every) - now

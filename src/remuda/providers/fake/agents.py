@@ -70,6 +70,7 @@ class Storage:
     def __init__(self) -> None:
         self._done: dict[tuple[str, int], float] = {}
         self.work: list[tuple[str, int, datetime, datetime | None]] = []  # gang, rank, from, until
+        self.begun: list[tuple[str, int, float, float]] = []  # job, rank, seconds saved then, seconds gone on from
 
     def done(self, job_id: str, rank: int) -> float:
         return self._done.get((job_id, rank), 0.0)
@@ -180,6 +181,7 @@ class _Agent:
             self._outbox.put(self._now(), MessageKind.SETUP)
             await asyncio.wait({listener}, timeout=play.setup_s)
         began = self._now()
+        self._storage.begun.append((work.job_id, self._rank, self._storage.done(work.job_id, self._rank), play.done))
         self._outbox.put(began, MessageKind.RUNNING)
         self._storage.work.append((self._gang.spec.name, self._rank, began, None))
         index = len(self._storage.work) - 1
@@ -226,7 +228,7 @@ class _Agent:
         return Outcome.PREEMPTED, 137 if play.stubborn else 143, "ended on the place's notice"
 
     def _checkpoint(self, play: "_Play", ran: float) -> None:
-        if play.checkpoints:
+        if play.checkpoints and not self._gang.fate.storage_fails:
             self._storage.save(play.job_id, self._rank, play.done + ran)
             self._outbox.put(self._now(), MessageKind.CHECKPOINT, bytes=1 << 20, files=1)
 

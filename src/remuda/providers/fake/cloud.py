@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from remuda.domain.messages import AgentCalls
-from remuda.domain.offers import Offer
+from remuda.domain.offers import Offer, Purchase
 from remuda.domain.places import Host
 from remuda.domain.units import HourlyRate
 from remuda.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, Refused, TryAgain
@@ -62,10 +62,15 @@ class FakeCloud:
         if self._find(gang.name):
             self._weather()
             return
-        fate = self._fates.pop(0) if self._fates else Fate()
+        fate = self._fate(gang)
         # What is on the wire happens, whether or not the caller lives to hear of it.
         call = self._spawn_call(self._launch(gang, fate))
         await asyncio.shield(call)
+
+    def _fate(self, gang: GangSpec) -> Fate:
+        spot = gang.offer.purchase is Purchase.SPOT
+        index = next((i for i, fate in enumerate(self._fates) if spot or not fate.spot_only), None)
+        return Fate() if index is None else self._fates.pop(index)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._weather()

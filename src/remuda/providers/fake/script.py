@@ -45,6 +45,8 @@ class Fate:
     dead_after_s: float | None = None  # agents die with their work; the nodes stay
     twins: bool = False  # two agents start on each node
     garbled: bool = False  # messages arrive twice and out of order
+    spot_only: bool = False  # met by a launch on spot only; one on demand meets the next of the list
+    storage_fails: bool = False  # nothing that its agents save is kept, and they report nothing of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

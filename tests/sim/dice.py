@@ -1,0 +1,175 @@
+"""Random stories about jobs with deadlines and budgets, each made from its number, and what must hold of them all."""
+
+from datetime import timedelta
+from random import Random
+
+from tests.sim.story_checks import check_all, tell
+
+from remuda.domain.events import ChargeKind
+from remuda.domain.jobs import JobPhase, Outcome
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
+from remuda.domain.units import HourlyRate, Money
+from remuda.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
+from remuda.sim.stage import play
+from remuda.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
+
+LEASE = timedelta(minutes=20)
+# What a deadline must leave beyond the work for us to promise it: the policy's two starts on spot (boot, setup and the
+# work between two checkpoints each), what it keeps spare, and the troubles of the story itself, each at its longest.
+START_S = 300.0
+
+
+def make_story(number: int) -> tuple[Story, float]:
+    """The story of this number, and the seconds of its own troubles that a deadline must bear."""
+    dice = Random(number)
+    offers = make_offers(dice)
+    crashes = tuple(
+        Crash(call=call, when=dice.choice(tuple(When)), down_s=dice.choice((0.0, 5.0, 30.0, 300.0)))
+        for call in sorted(dice.sample(range(1, 160), dice.randrange(4)))
+    )
+    storms = tuple(Span(at_s=dice.uniform(0, 9000), for_s=dice.choice((30.0, 300.0))) for _ in range(dice.randrange(3)))
+    broken = frozenset(dice.sample(range(2, 120), dice.randrange(4)))
+    troubles = sum(crash.down_s + 130 for crash in crashes) + sum(span.for_s + 30 for span in storms)
+    troubles += 150.0 * len(broken) + 900
+    prices = [
+        PriceChange(
+            offer=dice.choice(offers).key,
+            at_s=dice.uniform(0, 20000),
+            rate=HourlyRate(dice.randrange(100_000, 3_000_000)),
+        )
+        for _ in range(dice.randrange(4))
+    ]
+    submissions = tuple(make_submission(dice, troubles) for _ in range(dice.choice((1, 1, 2, 3))))
+    wishes = [Intervention(wish=Wish.DRILL, job=0, at_s=dice.uniform(0, 9000), notice_s=dice.choice((0.0, 30.0)))]
+    story = Story(
+        submissions=submissions,
+        script=Script(
+            offers=offers,
+            launches=tuple(make_fate(dice) for _ in range(dice.randrange(14))),
+            removals=tuple(
+                Removal(
+                    reply=dice.choice((Reply.OK, Reply.LOST, Reply.TRY_AGAIN)), takes_s=dice.choice((0.0, 5.0, 60.0))
+                )
+                for _ in range(dice.randrange(6))
+            ),
+            prices=tuple(prices),
+            storms=storms,
+        ),
+        interventions=tuple(wishes[: dice.randrange(2)]),
+        crashes=crashes,
+        stale=frozenset(dice.sample(range(1, 120), dice.randrange(5))),
+        broken=broken,
+        store_s=dice.choice((0.0, 0.0, 0.01)),
+    )
+    return story, troubles
+
+
+def make_offers(dice: Random) -> tuple[Offer, ...]:
+    found = []
+    for zone in "abc"[: dice.choice((1, 2, 3))]:
+        fixed = Offer(
+            provider="fake",
+            region="r",
+            zone=zone,
+            instance_type="m",
+            vcpus=8,
+            memory_mib=32768,
+            rate=HourlyRate(dice.randrange(900_000, 1_100_000)),
+            minimum_charge=timedelta(seconds=dice.choice((0, 60))),
+        )
+        spot = HourlyRate(dice.randrange(150_000, 700_000))
+        found += [fixed, Offer(**{**_fields(fixed), "purchase": Purchase.SPOT, "rate": spot})]  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _fields(offer: Offer) -> dict[str, object]:
+    return {name: getattr(offer, name) for name in Offer.__slots__}
+
+
+def make_fate(dice: Random) -> Fate:
+    """What a launch on spot meets; one on demand may only be slow to answer, or its answer be lost."""
+    taken = dice.choice((None, None, dice.uniform(10, 9000)))
+    return Fate(
+        reply=dice.choice((Reply.OK, Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY)),
+        latency_s=dice.choice((0.1, 1.0, 20.0)),
+        hidden_s=dice.choice((0.0, 0.0, 20.0)),
+        boot_s=dice.choice((20.0, 60.0, 200.0)),
+        boots=dice.random() > 0.1,
+        preempted_after_s=taken,
+        notice_s=dice.choice((0.0, 30.0, 120.0)),
+        mute_after_s=dice.uniform(0, 9000) if dice.random() < 0.08 else None,
+        dead_after_s=dice.uniform(0, 9000) if dice.random() < 0.05 else None,
+        garbled=dice.random() < 0.2,
+        storage_fails=dice.random() < 0.1,
+        spot_only=True,
+    )
+
+
+def make_submission(dice: Random, troubles: float) -> Submission:
+    work_s = dice.choice((600.0, 3600.0, 3600.0 * 3))
+    every_s = 600.0
+    needs_s = work_s * 1.01 + 60 + 2 * (START_S + every_s) + troubles
+    slack = dice.choice((0.5, 1.0, 1.1, 1.5, 3.0))
+    budget = Money(int(dice.choice((0.2, 0.6, 1.2, 3.0)) * work_s / 3600 * 1e6) + 60_000)
+    task = Task(
+        name="digits",
+        run="train",
+        env={"FAKE_RUN_S": str(work_s), "FAKE_SETUP_S": dice.choice(("0", "60")), "FAKE_EXIT_CODE": "0"},
+        resources=Resources(spot=SpotPolicy.AUTO),
+        checkpoint=Checkpoint(path="c", every=timedelta(seconds=every_s)),
+        limits=Limits(
+            deadline_after=timedelta(seconds=needs_s * slack) if dice.random() < 0.85 else None,
+            budget=budget if dice.random() < 0.4 else None,
+            unattended=LEASE,
+        ),
+        retry=Retry(node=None),
+        work=Work(samples=work_s, rates={"cpu": 1.0}),
+        setup="true" if dice.random() < 0.3 else None,
+    )
+    return Submission(task=task, at_s=dice.choice((0.0, dice.uniform(0, 3000))))
+
+
+def play_number(number: int) -> Ending:
+    """Play the story of this number and check all that must hold."""
+    story, troubles = make_story(number)
+    ending = play(story)
+    check_all(ending)
+    for tale, submission in zip(ending.tales, story.submissions, strict=True):
+        told = f"story {number}: {tell(tale)}"
+        check_deadline(tale, submission, troubles, ending, told)
+        check_budget(tale, told)
+    check_checkpoints(ending)
+    return ending
+
+
+def check_deadline(tale: Tale, submission: Submission, troubles: float, ending: Ending, told: str) -> None:
+    """Ended in time where that was feasible: enough time for the troubles of the story, and a budget for the rest."""
+    limits, job = tale.job.task.limits, tale.job
+    if job.phase is JobPhase.DONE or limits.deadline_after is None or limits.budget is not None:
+        return
+    gangs = {attempt.gang for attempt in tale.attempts}
+    if any(gang.fate.mute_after_s is not None for gang in ending.cloud.gang_list if gang.spec.name in gangs):
+        return  # silent for as long as its lease: no one can tell that its work is lost before
+    if any(x.outcome is Outcome.PREEMPTED and x.offer.purchase is not Purchase.SPOT for x in tale.attempts):
+        return  # a user's drill took away what no place takes
+    work_s = float(job.task.env["FAKE_RUN_S"])
+    needed = work_s * 1.01 + 60 + 2 * (START_S + 600) + troubles
+    assert limits.deadline_after.total_seconds() < needed, told
+
+
+def check_budget(tale: Tale, told: str) -> None:
+    """At most one lease of everything that billed at the end above the budget, and the minimum of what was bought."""
+    budget = tale.job.task.limits.budget
+    if budget is None:
+        return
+    rate = max((charge.rate for charge in tale.charges), default=HourlyRate(0))
+    least = sum(charge.amount.micros for charge in tale.charges if charge.kind is ChargeKind.MINIMUM)
+    spent = sum(charge.amount.micros for charge in tale.charges)
+    assert spent <= budget.micros + rate.over(LEASE).micros + least, told
+
+
+def check_checkpoints(ending: Ending) -> None:
+    """Every start goes on from the newest state that was saved."""
+    for job, rank, saved, gone_on_from in ending.cloud.storage.begun:
+        assert gone_on_from == saved, (job, rank)
