@@ -29,14 +29,14 @@ class Account:
 
     def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
         self._settings = settings
-        self._run = run
+        self.run = run
         self._lock = threading.Lock()
         self._session: Any = None
         self._clients: dict[tuple[str, str], Any] = {}
 
     async def call(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
         """One call, such as ("eu-west-1", "ec2", "run_instances"). Raises Fault with AWS's code."""
-        answer: Json = await self._run(lambda: self._call(region, service, operation, arguments))
+        answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
         return answer
 
     async def ask(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
@@ -63,7 +63,7 @@ class Account:
         named = tuple(name.strip() for name in str(self._settings.get("regions", "")).split(",") if name.strip())
         if named:
             return named
-        found = await self._run(lambda: self._get_session().region_name)
+        found = await self.run(lambda: self._get_session().region_name)
         if not found:
             raise Refused("[providers.aws] regions: name one or more, such as `us-east-1, eu-west-1`")
         return (str(found),)

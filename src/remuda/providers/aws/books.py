@@ -44,6 +44,7 @@ class Record:
     makes_group: bool = False  # a security group of its own
     makes_placement: bool = False
     launched: bool = False  # EC2 said so
+    removed: bool = False  # it is to go, or is gone: whatever shows of it is ended
     instances: Sequence[Instance] = ()
     ended_at: datetime | None = None
     tidy: bool = False  # nothing made for it is left

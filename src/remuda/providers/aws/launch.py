@@ -72,7 +72,7 @@ class Launcher:
     async def launch(self, gang: GangSpec, user_data: str) -> None:
         """As Provider.launch; the caller holds the gang's lock."""
         record = self._books.get(gang.name)
-        if record is not None and (record.launched or record.ended_at is not None):
+        if record is not None and (record.launched or record.removed or record.ended_at is not None):
             return
         region = gang.offer.region
         shape = await self._shape(gang)

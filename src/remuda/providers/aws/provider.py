@@ -1,5 +1,6 @@
 """Amazon EC2 as a provider: gangs are launches, found again by their tags; nodes fetch the agent and end themselves."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -7,7 +8,7 @@ from datetime import timedelta
 
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
-from remuda.providers.aws.account import Account, InThread, in_thread
+from remuda.providers.aws.account import Account
 from remuda.providers.aws.books import Books
 from remuda.providers.aws.launch import Launcher
 from remuda.providers.aws.manifest import NOTICES
@@ -18,6 +19,7 @@ from remuda.providers.aws.sight import Sight
 from remuda.providers.base import (
     GangSeen,
     GangSpec,
+    GangState,
     Manifest,
     NotFound,
     ProviderContext,
@@ -29,17 +31,18 @@ from remuda.providers.hosts.userdata import Metadata, make_user_data
 
 _METADATA = "http://169.254.169.254/latest/meta-data"
 _LONELY = timedelta(minutes=10)  # an intent so old, of which EC2 shows nothing, was never granted
+_CLOSING_S = 10
 _NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see docs/guides/aws.md"
 
 
 class AwsProvider:
     """Implements Provider, ChecksTasks, Introduces, StatesPolicy and Closes."""
 
-    def __init__(self, manifest: Manifest, context: ProviderContext, run: InThread = in_thread) -> None:
+    def __init__(self, manifest: Manifest, context: ProviderContext, account: Account | None = None) -> None:
         self.manifest = manifest
-        self._context, self._run = context, run
+        self._context = context
         self._mark = mark_of(context.installation)
-        self._account = Account(context.settings, run)
+        self._account = account or Account(context.settings)
         self._market = Market(self._account, context.settings, context.home, context.now)
         self._books = Books(context.home / self._mark, context.now)
         self._networks = Networks(self._account, self._mark)
@@ -59,6 +62,11 @@ class AwsProvider:
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         regions = await self._regions(name)
         seen = await self._sight.look(regions, name)
+        late = [each.name for each in seen if each.state is not GangState.ENDED and self._is_removed(each.name)]
+        for each in late:  # EC2 did not show it yet when it was to go, or it was made after that
+            await self._end(each)
+        if late:
+            seen = await self._sight.look(regions, name)
         if name is None:
             await self._tidy_all(regions)
         else:
@@ -68,17 +76,17 @@ class AwsProvider:
     async def remove(self, name: str) -> None:
         async with self._books.lock(name):
             record = self._books.get(name)
-            for region in await self._regions(name):
-                shown = {str(told["InstanceId"]) for told in await self._sight.describe(region, name)}
-                known = {each.id for each in record.instances if each.ended_at is None} if record else set()
-                for ids in sorted(shown | known), sorted(shown):
-                    if await self._terminate(region, ids):
-                        break
+            if record is not None and not record.removed:
+                self._books.put(replace(record, removed=True))
+            await self._end(name)
         await self._tidy([name])
 
     async def close(self) -> None:
-        with suppress(ProviderError):
-            await self._tidy(list(self._books.records))
+        """Tidies up once more: nobody may look here again for long."""
+        if any(not each.tidy and (each.removed or each.ended_at) for each in self._books.records.values()):
+            with suppress(ProviderError, TimeoutError):
+                async with asyncio.timeout(_CLOSING_S):
+                    await self.gangs()
         await self._market.close()
 
     def check(self, task: Task) -> Sequence[str]:
@@ -127,7 +135,7 @@ class AwsProvider:
         metadata = Metadata(
             rank=f"{_METADATA}/ami-launch-index", address=f"{_METADATA}/local-ipv4", token=NOTICES[0].token
         )
-        text: str = await self._run(lambda: make_user_data(gang, outside, metadata, NOTICES))
+        text: str = await self._account.run(lambda: make_user_data(gang, outside, metadata, NOTICES))
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
@@ -137,6 +145,21 @@ class AwsProvider:
             return [record.region]
         old = {each.region for each in self._books.records.values() if not each.tidy}
         return list(dict.fromkeys([*await self._account.regions(), *sorted(old)]))
+
+    def _is_removed(self, name: str) -> bool:
+        record = self._books.get(name)
+        return record is not None and record.removed
+
+    async def _end(self, name: str) -> None:
+        """Terminate every instance that EC2 shows of a gang, and those that the books know."""
+        record = self._books.get(name)
+        known = {each.id for each in record.instances if each.ended_at is None} if record else set()
+        for region in await self._regions(name):
+            shown = {str(told["InstanceId"]) for told in await self._sight.describe(region, name)}
+            # Of ids that EC2 does not know yet none would be terminated, the others neither.
+            for ids in sorted(shown | known), sorted(shown):
+                if await self._terminate(region, ids):
+                    break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
         """False where EC2 does not know one of them (yet, or any more), so that none was terminated."""

@@ -1,0 +1,106 @@
+"""The EC2 provider keeps the contract, by real boto3 over an EC2 that behaves (tests/ec2), which may do only what the
+provider's own IAM policy allows."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.ec2.cloud import Cloud
+from tests.ec2.rules import allow_only
+from tests.ec2.server import Front, served
+
+from remuda.domain.tasks import Scalar
+from remuda.providers.aws import MANIFEST
+from remuda.providers.aws.account import Account
+from remuda.providers.aws.policy import make_policy
+from remuda.providers.aws.provider import AwsProvider
+from remuda.providers.base import GangSpec, Outside, Provider, ProviderContext, TryAgain
+from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.registry import check_settings
+
+TYPES = "t3.medium, g4dn.xlarge, p4d.24xlarge"
+
+
+def make_outside() -> Outside:
+    return Outside(
+        address="https://192.0.2.1:7443",
+        pin="0" * 64,
+        key_pin="none",
+        agent=lambda: "1" * 64,
+        pythons=lambda: {"Linux x86_64": "2" * 64},
+        shelve=lambda content: "3" * 64,
+        claim_token=lambda gang, rank: f"claim-{gang}-{rank}"[:43],
+    )
+
+
+class AwsPlace:
+    """One account at one endpoint; its clock, which the providers share, jumps where a story lets time pass."""
+
+    def __init__(self, cloud: Cloud, account: Account, home: Path, settings: Mapping[str, Scalar]) -> None:
+        self.cloud, self.account, self.home, self.settings = cloud, account, home, settings
+
+    def provider(self, installation: str) -> AwsProvider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.home,
+            settings=self.settings,
+            outside=make_outside(),
+            now=self.cloud.hours.now,
+        )
+        return AwsProvider(MANIFEST, context, self.account)
+
+    async def settle(self) -> None:
+        self.cloud.hours.jump(timedelta(seconds=30))
+        self.cloud.tick()
+
+    async def end(self, gang: str) -> None:
+        for life in self.cloud.of(gang):
+            if life.lives:
+                self.cloud.shut_down_itself(life)
+
+    async def wait(self, length: timedelta) -> None:
+        self.cloud.hours.jump(length)
+        self.cloud.tick()
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[tuple[Front, Account, Mapping[str, Scalar]]]:
+    """One server and one account's clients for all stories; making clients is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "for the stand-in only")
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        front = Front(Cloud())
+        with served(front) as endpoint:
+            table: dict[str, Scalar] = {"regions": "us-east-1", "endpoint": endpoint, "instances": TYPES}
+            settings = check_settings(MANIFEST, table)
+            yield front, Account(settings), settings
+
+
+@pytest.fixture
+def place(front: tuple[Front, Account, Mapping[str, Scalar]], tmp_path: Path) -> Iterator[AwsPlace]:
+    """A fresh account, which may do only what our policy allows; each story must leave nothing."""
+    server, account, settings = front
+    server.cloud = cloud = Cloud()
+    allow_only(cloud.rules, make_policy())
+    yield AwsPlace(cloud, account, tmp_path, settings)
+    assert cloud.left() == {}, "the story is over and something of it is left"
+
+
+class TestAws(ProviderContract):
+    @pytest.fixture
+    def place(self, place: AwsPlace) -> Place:
+        return place
+
+    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+        """The line is cut after EC2 has done it."""
+        assert isinstance(place, AwsPlace)
+        place.cloud.rules.fault = lambda service, action: "lose" if action == "RunInstances" else None
+        try:
+            with suppress(TryAgain):
+                await provider.launch(gang)
+        finally:
+            place.cloud.rules.fault = None

@@ -1,0 +1,118 @@
+"""What makes the stand-in for EC2 behave: capacity, quotas, prices, who may do what, and what goes wrong."""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+CATALOG = Path(__file__).parents[2] / "src/remuda/catalog/snapshot.db"
+TYPES = ("t3.medium", "m7i.large", "g4dn.xlarge", "g6.xlarge", "p4d.24xlarge", "p5.48xlarge")
+Fault = Callable[[str, str], str | None]  # service, action -> "throttle", "unavailable", "lose", "hang up" or None
+
+
+class Answer(Exception):
+    """An error that AWS would answer with."""
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message, self.status = code, message, status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotPrice:
+    """A spot price that holds from a time on."""
+
+    type: str
+    zone: str
+    at: datetime
+    usd: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """A capacity reservation or block of the account."""
+
+    id: str
+    type: str
+    zone: str
+    total: int
+    block: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Rules:
+    """The state of the world around one account; tests change it as they go."""
+
+    zones: Mapping[str, Sequence[str]]  # by region
+    stock: dict[tuple[str, str, str], int] = field(default_factory=dict)  # (type, zone, market): how many can be had
+    vcpu_quota: dict[tuple[str, str], int] = field(default_factory=dict)  # (class, market), such as ("G", "spot")
+    on_demand: dict[tuple[str, str], str] = field(default_factory=dict)  # (region, type): USD per hour
+    spot: list[SpotPrice] = field(default_factory=list)
+    reserved: list[Reserved] = field(default_factory=list)
+    allowed: frozenset[str] | None = None  # IAM actions; None: all
+    fault: Fault | None = None
+    boot: timedelta = timedelta(seconds=5)
+    hidden: timedelta = timedelta(seconds=3)  # how long DescribeInstances does not show what was launched
+    shutting_down: timedelta = timedelta(seconds=10)
+    notice: timedelta = timedelta(seconds=120)
+
+    def quota(self, kind: str, market: str) -> int:
+        return self.vcpu_quota.get((kind, market), 1_000_000)
+
+    def room(self, kind: str, zone: str, market: str) -> int:
+        return self.stock.get((kind, zone, market), 1_000_000)
+
+
+def class_of(kind: str) -> str:
+    """The quota class of an instance type, as AWS groups families."""
+    family = kind.partition(".")[0]
+    for prefix, name in (("p", "P"), ("g", "G"), ("vt", "G"), ("trn", "Trn"), ("inf", "Inf"), ("dl", "DL")):
+        if family.startswith(prefix):
+            return name
+    return "Standard"
+
+
+def real_prices(rules: Rules, zone_ids: Mapping[str, str], at: datetime) -> None:
+    """On-demand and spot prices of the catalog's snapshot; `zone_ids` maps use1-az1 to the account's name of it."""
+    query = (
+        "SELECT s.instance_type, p.region, p.zone, o.purchase, MIN(o.rate) FROM offer o JOIN shape s ON s.id = o.shape "
+        "JOIN place p ON p.id = o.place WHERE p.provider = 'aws' AND o.term_months = 0 "
+        f"AND s.instance_type IN ({','.join('?' * len(TYPES))}) GROUP BY 1, 2, 3, 4"
+    )
+    with sqlite3.connect(f"file:{CATALOG}?mode=ro", uri=True) as catalog:
+        rows = catalog.execute(query, TYPES).fetchall()
+    catalog.close()
+    for kind, region, zone, purchase, micros in rows:
+        usd = f"{micros / 1_000_000:.6f}"
+        if purchase == 0 and zone is None:
+            rules.on_demand[region, kind] = usd
+        elif purchase == 2 and zone in zone_ids:
+            rules.spot.append(SpotPrice(type=kind, zone=zone_ids[zone], at=at, usd=usd))
+
+
+def allow_only(rules: Rules, policy: str) -> None:
+    """Refuse whatever an IAM policy does not name."""
+    actions: list[str] = []
+    for statement in json.loads(policy)["Statement"]:
+        named = statement["Action"]
+        actions += [named] if isinstance(named, str) else named
+    rules.allowed = frozenset(actions)
+
+
+class Hours:
+    """The stand-in's clock: real, shifted, or another one's."""
+
+    def __init__(self, now: Callable[[], datetime] | None = None) -> None:
+        self._now = now or (lambda: datetime.now(UTC))
+        self._shift = timedelta(0)
+        self._lock = threading.Lock()
+
+    def now(self) -> datetime:
+        return self._now() + self._shift
+
+    def jump(self, length: timedelta) -> None:
+        with self._lock:
+            self._shift += length
