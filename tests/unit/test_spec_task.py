@@ -277,7 +277,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("name: Ünïcode name", "2:7", "write unicode-name"),
         ("webhooks: ftp://x", "2:11", "https://example.org/hook"),
         ("webhooks: {url: https://x.org, on: [success]}", "2:37", "did you mean `finish`?"),
-        ("inputs: [{source: s3://b/x, target: x}]", "2:19", "Remuda copies local files only"),
+        ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "ftp:// is not known"),
         ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
         ("inputs: [{source: /data, target: /x}]", "2:34", "relative path"),
         ("inputs: [{from: /data, target: x}]", "2:11", "write `source`"),
@@ -355,6 +355,10 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         beside = {"flops": 1}
     if path == "params.NAME" and name in ("choices", "default"):
         beside = {"type": "str", "default": "adam"} if name == "choices" else {}
+    if path == "image":
+        beside = (
+            {"name": "a"} if name == "login" else {"build": "."} if name in ("dockerfile", "target", "args") else {}
+        )
     if path == "volumes":  # one source, and what is of this source alone
         source = {"host": "/a"} if name in ("path", "read_only") else {"nfs": "nas:/e"} if name == "options" else {}
         source = {"name": "a", "size": 5} if name in ("size", "type") else source
@@ -362,7 +366,12 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     document = {**beside, **document}
     for part in reversed([part for part in path.split(".") if part]):
         document = {part: document if part not in ("inputs", "outputs") else [document]}
-    document = {"run": "x", "params": {"lr": 1}, **({"workdir": "."} if "setup" in document else {}), **document}
+    document = {
+        "run": "x",
+        "params": {"lr": 1},
+        **({"workdir": "."} if "setup" in document or path == "image" or name == "image" else {}),
+        **document,
+    }
     task = parse_task(json.dumps(document), now=NOW)
     assert task != parse_task("run: x\nparams: {lr: 1}")
 

@@ -236,6 +236,18 @@ class Volume:
         self.options = fields.text("options", "")
 
 
+class Build:
+    """A Dockerfile in the frozen folder, of which the image is made."""
+
+    __slots__ = ("args", "dockerfile", "path", "target")
+
+    def __init__(self, fields: Fields) -> None:
+        self.path = fields.text("path")
+        self.dockerfile = fields.text("dockerfile", "Dockerfile")
+        self.target = fields.text("target", "")
+        self.args = fields.table("args")
+
+
 class Work:
     """What this rank has to do, as it came with the claim."""
 
@@ -253,6 +265,9 @@ class Work:
         self.setup_key = fields.text_or_none("setup_key")
         self.setup_uses = fields.texts("setup_uses") if fields.has("setup_uses") else None  # None: the whole folder
         self.image = fields.text_or_none("image")
+        self.image_login = fields.text_or_none("image_login")  # USER:PASSWORD
+        build = fields.inner("build")
+        self.build = Build(build) if build else None
         self.env = fields.table("env")
         self.secrets = fields.table("secrets")
         self.params = fields.table("params")

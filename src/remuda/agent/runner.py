@@ -205,7 +205,8 @@ class Runner:
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot begin its work: {error}")
             return
-        self._scrubber = Scrubber(list(work.secrets.values()))
+        login = (work.image_login or "").partition(":")[2]
+        self._scrubber = Scrubber([*work.secrets.values(), *([login] if login else [])])
         if self._config.boxed:
             work.image = None
         if self._config.storage is not None and work.checkpoint is not None:

@@ -87,6 +87,8 @@ class Assignment:
     setup_key: str | None = None  # equal keys: a finished setup can be used again
     setup_uses: Sequence[str] | None = None  # all of the working folder that the setup sees; None: the whole of it
     image: str | None = None
+    image_login: str | None = field(default=None, repr=False)  # USER:PASSWORD of its registry
+    build: dict[str, str | dict[str, str]] | None = None  # {"path", "dockerfile", "target", "args"}, named `image`
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     params: dict[str, Scalar] = field(default_factory=dict)

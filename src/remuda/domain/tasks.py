@@ -91,6 +91,19 @@ class Transfer:
     target: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageBuild:
+    """The user's own Dockerfile, from which a node with a container engine makes the image.
+
+    `path` is a folder of the frozen working folder, "." the whole of it; `dockerfile` is relative to that.
+    """
+
+    path: str
+    dockerfile: str = "Dockerfile"
+    target: str = ""
+    args: dict[str, str] = field(default_factory=dict)
+
+
 class VolumeKind(StrEnum):
     """Where a volume's files lie."""
 
@@ -227,6 +240,8 @@ class Task:
     resources: Resources = Resources()
     nodes: int = 1
     image: str | None = None
+    image_build: ImageBuild | None = None  # instead of `image`
+    image_login: str | None = None  # the name of a secret, USER:PASSWORD for the image's registry
     workdir: Workdir | None = None
     env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()  # names; each becomes an environment variable of that name

@@ -50,6 +50,7 @@ class Feature(StrEnum):
     SPOT = "spot"
     GANG = "gang"  # more than one node
     IMAGE = "image"
+    BUILD = "build"  # of an image from the user's own Dockerfile, where the work runs
     VOLUMES = "volumes"  # volumes of its own, by name
     MOUNTS = "mounts"  # folders of the node, and NFS, where a task wants them
     NETWORK = "network"

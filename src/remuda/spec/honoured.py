@@ -22,7 +22,8 @@ def refusals(task: Task, lacks: Mapping[str, str]) -> list[str]:
     asked = (
         ("spot", "resources.spot", need.spot is SpotPolicy.ONLY),
         ("gang", "nodes", task.nodes > 1),
-        ("image", "image", task.image is not None),
+        ("image", "image", task.image is not None or task.image_build is not None),
+        ("build", "image.build", task.image_build is not None),
         ("network", "resources.network", _asks_for_network(need.network)),
         ("disk", "resources.disk.type", need.disk_type is not None),
         ("volumes", "volumes", any(each.kind is VolumeKind.NAMED for each in task.volumes)),

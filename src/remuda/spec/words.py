@@ -94,11 +94,17 @@ def _where(need: Resources) -> str:
 def _run(task: Task) -> str:
     lines = [line.strip() for line in task.run.strip().splitlines()]
     if not lines:
-        return "nothing" + (f", in the image {task.image}" if task.image else "")
+        return "nothing" + _image(task)
     first = lines[0] if len(lines[0]) <= 70 else lines[0][:69] + "…"
     more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
-    image = f", in the image {task.image}" if task.image else ""
-    return first + more + image + (", after its setup" if task.setup else "")
+    return first + more + _image(task) + (", after its setup" if task.setup else "")
+
+
+def _image(task: Task) -> str:
+    if task.image_build is not None:
+        path = "" if task.image_build.path == "." else task.image_build.path + "/"
+        return f", in the image of {path}{task.image_build.dockerfile}"
+    return f", in the image {task.image}" if task.image else ""
 
 
 def _workdir(workdir: Workdir | None) -> str:

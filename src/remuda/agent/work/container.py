@@ -8,9 +8,11 @@ import shlex
 import shutil
 import signal
 
+from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
+from ..images.engine import ask, bring_image, quiet, wait
 from .environment import BASE, SHELL_LINE, write_whole
 from .folder import CannotBuild
-from .guardian import Command, exit_code
+from .guardian import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,18 +42,25 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 def make_container(config: Config, work: Work, places: Places, env: dict[str, str]) -> Command:
     """The command whose process group is the engine's client. Raises CannotBuild where there is no engine."""
-    engine = next((path for path in map(shutil.which, ENGINES) if path), None)
+    engine = find_engine()
     if engine is None:
         raise CannotBuild(
-            f"the image {work.image} needs podman or docker, and this node has neither; install one of them"
+            f"the image {work.image} needs podman, docker or Apptainer, and this node has none; install one of them"
         )
     write_entry(work, places)
     name = make_name(config)
     inner = dict(env, **_devices(config))
     command = Command([], dict(os.environ, **inner), places.home)
-    command.call = lambda: run_container(engine, name, config, work, places, inner, command)
-    command.cleanup = [engine, "rm", "-f", name]
+    run = run_sif if os.path.basename(engine) in PROGRAMS else run_container
+    command.call = lambda: run(engine, name, config, work, places, inner, command)
+    if run is run_container:
+        command.cleanup = [engine, "rm", "-f", name]
     return command
+
+
+def find_engine() -> str | None:
+    """The program that runs containers on this node: the first of podman, docker, Apptainer and Singularity."""
+    return next((path for path in map(shutil.which, (*ENGINES, *PROGRAMS)) if path), None)
 
 
 def make_name(config: Config) -> str:
@@ -61,7 +70,10 @@ def make_name(config: Config) -> str:
 
 def make_exec(config: Config, command: list[str], places: Places) -> list[str]:
     """How to run a command in the work's container."""
-    engine = next(path for path in map(shutil.which, ENGINES) if path)
+    engine = find_engine() or ENGINES[0]
+    if os.path.basename(engine) in PROGRAMS:
+        with open(places.home + "/sif", encoding="utf-8") as file:
+            return make_argv(engine, file.read(), config, places, [places.home], {}) + command
     return [engine, "exec", "--workdir", places.work, make_name(config), *command]
 
 
@@ -83,21 +95,54 @@ def run_container(
     stopped: list[int] = []  # the engine's client gets SIGTERM too and passes it on; this process waits for it
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
     image = work.image or ""
-    if _quiet([engine, "image", "inspect", image], command.env) and _wait([engine, "pull", image], command.env):
-        _tell(command, f"the image {image} could not be pulled; the engine's reason is in the log")
+    try:
+        bring_image(engine, config, work, places, command.env, command.channel)
+        mounts = [part for mount in list_mounts(config, work, places) for part in ("--volume", mount)]
+    except (CannotBuild, OSError) as error:
+        _tell(command, str(error))
         return 125
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
-    _quiet([engine, "rm", "-f", name], command.env)
+    quiet([engine, "rm", "-f", name], command.env)
     code, known = 125, f"{config.cache}/{os.path.basename(engine)}-way"
     for way, extra in sorted(enumerate(_ways(engine, config.memory_mib)), key=lambda item: item[0] != _read_way(known)):
-        argv = [*_engine_with(engine, extra), *_flags(engine, name, config, work, places, env), *extra]
-        code = _wait([*argv, image, "sh", places.entry], command.env)
+        argv = [*_engine_with(engine, extra), *_flags(engine, name, config, places, env), *mounts, *extra]
+        code = wait([*argv, image, "sh", places.entry], command.env)
         if os.path.exists(places.phase) or stopped:
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
             write_whole(known, str(way))
             return code
     _tell(command, f"{os.path.basename(engine)} could not start a container of {image}; its reason is in the log")
     return code
+
+
+def run_sif(
+    program: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str], command: Command
+) -> int:
+    """As `run_container`, by Apptainer."""
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+    try:
+        sif = bring_sif(program, config, work, command.env)
+        mounts = list_mounts(config, work, places)
+    except (CannotBuild, OSError) as error:
+        _tell(command, str(error))
+        return 125
+    write_whole(places.home + "/sif", sif)
+    os.write(command.channel, f"image {work.image} {os.path.basename(sif)}\n".encode())
+    argv = [*make_argv(program, sif, config, places, mounts, env), "sh", places.entry]
+    return wait(argv, inner_environment(command.env, env))
+
+
+def list_mounts(config: Config, work: Work, places: Places) -> list[str]:
+    """What of this node the container sees, each as SOURCE:PATH. Raises CannotBuild, OSError."""
+    mounts = [f"{places.home}:{places.home}"]
+    if work.checkpoint is not None and work.checkpoint.storage is not None:
+        mounts.append(f"{work.checkpoint.storage}:{work.checkpoint.storage}")
+    if work.volumes:
+        from ..data.mounts import list_binds
+
+        mounts += list_binds(config, work, places.work)
+    return mounts
 
 
 def _ways(engine: str, memory_mib: int) -> list[list[str]]:
@@ -128,7 +173,7 @@ def _engine_with(engine: str, extra: list[str]) -> list[str]:
     return [engine, "run"]
 
 
-def _flags(engine: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str]) -> list[str]:
+def _flags(engine: str, name: str, config: Config, places: Places, env: dict[str, str]) -> list[str]:
     flags = [
         "--rm",
         "--name",
@@ -142,16 +187,6 @@ def _flags(engine: str, name: str, config: Config, work: Work, places: Places, e
         "--entrypoint",
         "",
     ]
-    mounts = [places.home]
-    if work.checkpoint is not None and work.checkpoint.storage is not None:
-        mounts.append(work.checkpoint.storage)
-    for folder in mounts:
-        flags += ["--volume", f"{folder}:{folder}"]
-    if work.volumes:
-        from ..data.mounts import list_binds
-
-        for bind in list_binds(config, work, places.work):
-            flags += ["--volume", bind]
     for variable in sorted(env):
         if variable not in BASE:
             flags += ["--env", variable]  # the value comes from the client's environment: arguments can be read by all
@@ -184,32 +219,9 @@ def _devices(config: Config) -> dict[str, str]:
 
 def _digest(engine: str, image: str, env: dict[str, str]) -> str:
     """The digest by which the image can be had again; of an image that came from no registry, its id."""
-    reader, writer = os.pipe()
     shape = "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}"
-    actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
-    argv = [engine, "image", "inspect", "--format", shape, image]
-    pid = os.posix_spawn(engine, argv, env, file_actions=actions, setsigdef=[signal.SIGTERM])
-    os.close(writer)
-    with open(reader, encoding="utf-8") as file:
-        text = file.read().strip()
-    os.waitpid(pid, 0)
+    text = ask([engine, "image", "inspect", "--format", shape, image], env)
     return text.splitlines()[-1] if text else "unknown"
-
-
-def _wait(argv: list[str], env: dict[str, str]) -> int:
-    pid = os.posix_spawn(argv[0], argv, env, setsigdef=[signal.SIGTERM])
-    return exit_code(os.waitpid(pid, 0)[1])
-
-
-def _quiet(argv: list[str], env: dict[str, str]) -> int:
-    """Run without a word in the task's log."""
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        actions = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
-        pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGTERM])
-    finally:
-        os.close(null)
-    return exit_code(os.waitpid(pid, 0)[1])
 
 
 def _tell(command: Command, reason: str) -> None:

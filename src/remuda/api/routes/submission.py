@@ -108,10 +108,11 @@ def read_origin(ask: wire.Submission, text: str) -> Origin:
 
 async def check_secrets(house: House, task: Task) -> None:
     """Raises Problem where the project lacks a secret that the task names."""
-    if not task.secrets:
+    named = [*task.secrets, *([task.image_login] if task.image_login else [])]
+    if not named:
         return
     known = {secret.name for secret in await house.store.secrets(task.project)}
-    missing = [name for name in task.secrets if name not in known]
+    missing = [name for name in named if name not in known]
     if missing:
         hint = " ".join(["set it with:", *(f"remuda secret set {name} -p {task.project};" for name in missing)])
         raise Problem("secret-missing", f"project {task.project} has no secret {', '.join(missing)}", hint.rstrip(";"))

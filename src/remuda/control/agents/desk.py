@@ -177,7 +177,8 @@ class AgentDesk:
         return replace(granted, version=node.version + 1)
 
     async def _assignment(self, job: Job, attempt: Attempt, nodes: Sequence[Node]) -> Assignment:
-        secrets = await self._supplies.open_secrets(job.project, job.task.secrets) if job.task.secrets else {}
+        names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
+        secrets = await self._supplies.open_secrets(job.project, names) if names else {}
         return make_assignment(
             job,
             attempt,

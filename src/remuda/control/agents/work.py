@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from remuda.domain.jobs import Attempt, Job, Node
 from remuda.domain.messages import Assignment, CheckpointWork
-from remuda.domain.tasks import Task, Transfer, Volume, Workdir
+from remuda.domain.tasks import ImageBuild, Task, Transfer, Volume, Workdir
 from remuda.spec.uses import is_used
 
 # Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
@@ -43,9 +43,11 @@ def make_assignment(
         setup=task.setup,
         setup_key=setup_key(job, manifest),
         setup_uses=task.setup_uses,
-        image=task.image,
+        image=task.image if task.image_build is None else name_build(job, task.image_build),
+        image_login=secrets.get(task.image_login) if task.image_login else None,
+        build=_build(task.image_build) if task.image_build else None,
         env=dict(task.env),
-        secrets=dict(secrets),
+        secrets={name: secrets[name] for name in task.secrets if name in secrets},
         params=dict(task.params),
         workdir={"snapshot": job.origin.snapshot} if job.origin.snapshot else None,
         git=_git(task.workdir),
@@ -68,11 +70,23 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
     if task.setup is None:
         return None
     params = _params(task) if names_params(task.setup) else None
-    parts = [task.setup, task.image, sorted(task.env.items()), sorted(task.secrets), params]
+    parts = [task.setup, task.image or _build(task.image_build), sorted(task.env.items()), sorted(task.secrets), params]
     folder: list[object] = [job.origin.snapshot, _git(task.workdir), task.setup_uses]
     if task.setup_uses is not None and manifest is not None:
         folder = _used(manifest, task.setup_uses)
     return f"sha256-{hashlib.sha256(json.dumps([*parts, folder]).encode()).hexdigest()}"
+
+
+def name_build(job: Job, build: ImageBuild) -> str:
+    """The image's name on every node: equal folders and Dockerfiles are built once on each."""
+    parts = [job.origin.snapshot, _git(job.task.workdir), _build(build)]
+    return f"localhost/remuda-build:{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}"
+
+
+def _build(build: ImageBuild | None) -> dict[str, str | dict[str, str]] | None:
+    if build is None:
+        return None
+    return {"path": build.path, "dockerfile": build.dockerfile, "target": build.target, "args": dict(build.args)}
 
 
 def names_params(setup: str) -> bool:

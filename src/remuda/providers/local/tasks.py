@@ -32,7 +32,7 @@ def _daemon_answers(address: str | None) -> bool:
 
 def check_task(task: Task, engine: str | None) -> Sequence[str]:
     """What of a task this machine cannot honour beyond what its manifest lacks, each reason naming its field."""
-    if task.image is None or engine is not None:
+    if (task.image is None and task.image_build is None) or engine is not None:
         return []
     return [
         "image: needs podman, or docker with its daemon running, and neither is here; "

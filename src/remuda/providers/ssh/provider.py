@@ -120,7 +120,7 @@ class SshProvider:
             self._herd.patient = True
 
     def check(self, task: Task) -> Sequence[str]:
-        if task.image is not None and self._known and not any(each.facts.engine for each in self._known.values()):
+        if (task.image or task.image_build) and self._known and not any(each.facts.engine for each in self._known.values()):
             return ["image: needs podman or docker, and no host has either; install one or leave `image` out"]
         return []
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from remuda.domain.tasks import Limits, Resources, Retry, Task, Transfer, Workdir
 from remuda.domain.units import format_duration
 from remuda.spec.fields.hints import TOP_HINTS
+from remuda.spec.fields.image import IMAGE_KIND, check_image
 from remuda.spec.fields.kinds import (
     Either,
     Field,
@@ -82,15 +83,6 @@ def _check_tag_value(text: str) -> str:
     if len(text) > 200:
         raise Wrong("a tag's value has more than 200 characters")
     return text
-
-
-def _check_image(text: str) -> str:
-    name = text.strip().removeprefix("docker:").removeprefix("docker://")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,400}", name):
-        raise Wrong(f"{shown(text)} is no image's name")
-    if name != text.strip():
-        raise Wrong(f"{shown(text)} has a prefix of another tool", suggestion=f"write {name}")
-    return name
 
 
 # workdir
@@ -290,9 +282,10 @@ NODES = Field(
 )
 IMAGE = Field(
     name="image",
-    kind=text_kind("a container image such as python:3.12 or ghcr.io/team/image@sha256:…", _check_image),
-    help="The container image that `setup` and `run` run in. Refused where a provider has no container engine.",
-    example="image: pytorch/pytorch:latest",
+    kind=IMAGE_KIND,
+    help="The container image that `setup` and `run` run in: its name, or a table. Refused where a provider has no "
+    "container engine.",
+    example="image: {build: .}",
     default="none: the node as it is",
 )
 WORKDIR = Field(
@@ -401,7 +394,7 @@ def _build(table: Table) -> Task:
         priority=table.get(PRIORITY, 0),
         resources=table.get(RESOURCES_FIELD, Resources()),
         nodes=table.get(NODES, 1),
-        image=table.get(IMAGE),
+        **check_image(table, IMAGE, WORKDIR),
         workdir=table.get(WORKDIR),
         env=env,
         secrets=secrets,

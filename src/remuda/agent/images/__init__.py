@@ -1,0 +1,1 @@
+"""Images of the work: getting, building and checking them before anything runs."""

@@ -1,0 +1,91 @@
+"""Whether this node's NVIDIA driver can run an image's CUDA, before the work starts and fails strangely.
+
+An image says what it needs by NVIDIA_REQUIRE_CUDA, else by CUDA_VERSION, as NVIDIA's base images set them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+DRIVER = "/sys/module/nvidia/version"
+
+# The oldest Linux driver that runs every minor release of a CUDA major one, by "CUDA Minor Version Compatibility" and,
+# before 11, by "CUDA Toolkit and Corresponding Driver Versions" of docs.nvidia.com/cuda/cuda-toolkit-release-notes.
+OLDEST_DRIVERS = (
+    ((13, 0), (580, 0)),
+    ((12, 0), (525, 60, 13)),
+    ((11, 0), (450, 80, 2)),
+    ((10, 2), (440, 33)),
+    ((10, 1), (418, 39)),
+    ((10, 0), (410, 48)),
+    ((9, 2), (396, 26)),
+    ((9, 1), (390, 46)),
+    ((9, 0), (384, 81)),
+    ((8, 0), (375, 26)),
+)
+
+
+def read_driver() -> tuple[int, ...] | None:
+    """The version of this node's NVIDIA driver; None where there is none, or it does not say."""
+    try:
+        with open(DRIVER, encoding="ascii") as file:
+            return parse(file.read())
+    except (OSError, ValueError):
+        pass
+    argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
+        return parse(done.stdout.decode("ascii", "replace").split("\n")[0])
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+
+
+def find_objection(env: dict[str, str], labels: dict[str, str], driver: tuple[int, ...] | None) -> str | None:
+    """Why the image's CUDA cannot run on this driver; None where it can, or where nobody knows."""
+    if driver is None or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
+        return None
+    wanted = find_cuda(env, labels)
+    if wanted is None:
+        return None
+    oldest = next((drivers for cuda, drivers in OLDEST_DRIVERS if cuda <= wanted[:2]), None)
+    if oldest is None or driver >= oldest or _is_excepted(env.get("NVIDIA_REQUIRE_CUDA", ""), driver):
+        return None
+    return (
+        f"the image needs CUDA {show(wanted[:2])}, which needs NVIDIA driver {show(oldest)} or newer; "
+        f"this node has {show(driver)}: choose an image of an older CUDA, or a node with a newer driver"
+    )
+
+
+def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | None:
+    """The CUDA that an image needs at least."""
+    found = re.search(r"\bcuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
+    texts = [found[1] if found else "", env.get("CUDA_VERSION", ""), labels.get("com.nvidia.cuda.version", "")]
+    for text in texts:
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
+    """Whether the image brings a compatibility package for just this driver: `driver>=470,driver<471`."""
+    for word in requirement.split():
+        terms = [re.fullmatch(r"driver(>=|<)([0-9.]+)", term) for term in word.split(",")]
+        bounds = [(term[1], parse(term[2])) for term in terms if term]
+        if bounds and all(driver >= bound if sign == ">=" else driver < bound for sign, bound in bounds):
+            return True
+    return False
+
+
+def parse(text: str) -> tuple[int, ...]:
+    """Raises ValueError for what is no version."""
+    found = re.match(r"\s*(\d+(?:\.\d+)*)", text)
+    if found is None:
+        raise ValueError(text)
+    return tuple(int(part) for part in found[1].split("."))
+
+
+def show(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,141 @@
+"""What is done with a container engine before the work's container runs: log in, pull or build, look inside."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+
+from ..work.folder import CannotBuild, build_folder, inside
+from ..work.guardian import exit_code
+from ..work.trees import remove_tree
+from .driver import find_objection, read_driver
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Config, Work
+    from ..work.environment import Places
+
+HUB = "https://index.docker.io/v1/"  # under which name engines know Docker Hub's login
+
+
+def bring_image(engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> None:
+    """Make the work's image available, and check that it can run here. Raises CannotBuild, OSError."""
+    image = work.image or ""
+    if quiet([engine, "image", "inspect", image], env):
+        if work.build is not None:
+            build(engine, config, work, places, env, channel)
+        else:
+            pull(engine, work, places, env)
+    variables, labels = look(engine, image, env)
+    if config.devices != [] and config.vendor in ("nvidia", ""):
+        reason = find_objection(variables, labels, read_driver())
+        if reason:
+            raise CannotBuild(reason)
+
+
+def pull(engine: str, work: Work, places: Places, env: dict[str, str]) -> None:
+    """Raises CannotBuild."""
+    image, login = work.image or "", places.home + "/login"
+    try:
+        argv = [engine, "pull", image]
+        if work.image_login:
+            write_login(login, image, work.image_login)
+            argv = (
+                [engine, "pull", "--authfile", login + "/config.json", image]
+                if engine.endswith("podman")
+                else [engine, "--config", login, "pull", image]
+            )
+        if wait(argv, env):
+            known = " with the login of its task" if work.image_login else ""
+            raise CannotBuild(f"the image {image} could not be pulled{known}; the engine's reason is in the log")
+    finally:
+        remove_tree(login)
+
+
+def write_login(folder: str, image: str, login: str) -> None:
+    """A configuration with one registry's login, for this user alone. Raises CannotBuild, OSError."""
+    user, colon, password = login.partition(":")
+    if not colon or not user or not password:
+        raise CannotBuild("the secret that logs in to the image's registry is not USER:PASSWORD")
+    first = image.partition("/")[0]
+    registry = first if "/" in image and ("." in first or ":" in first or first == "localhost") else HUB
+    names = [registry] if registry != HUB else [HUB, "docker.io"]  # docker's name of it, and podman's
+    auth = base64.b64encode(f"{user}:{password}".encode()).decode()
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    file = os.open(folder + "/config.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, json.dumps({"auths": {name: {"auth": auth} for name in names}}).encode())
+    finally:
+        os.close(file)
+
+
+def build(engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> None:
+    """Build the user's Dockerfile from the frozen folder alone, without inputs and what else came since."""
+    assert work.build is not None
+    os.write(channel, b"setup\n")
+    context = places.home + "/context"
+    try:
+        build_folder(config, work, context, env)
+        folder = context if work.build.path in (".", "") else inside(context, work.build.path)
+        dockerfile = inside(folder, work.build.dockerfile)
+        if not os.path.isfile(dockerfile):
+            raise CannotBuild(f"there is no {work.build.dockerfile} in {work.build.path} of the working folder")
+        argv = ["build", "--tag", work.image or "", "--file", dockerfile]
+        argv += ["--target", work.build.target] if work.build.target else []
+        for name, value in sorted(work.build.args.items()):
+            argv += ["--build-arg", f"{name}={value}"]
+        code = 1
+        for extra in build_ways(engine):
+            code = wait([engine, *argv, *extra, folder], env)
+            if not code:
+                break
+        if code:
+            raise CannotBuild(f"the image of {work.build.dockerfile} could not be built; the reason is in the log")
+    finally:
+        remove_tree(context)
+
+
+def build_ways(engine: str) -> list[list[str]]:
+    """Podman needs no runtime to build where it may change its root instead; that is tried after the usual way."""
+    return [["--network", "host"], ["--network", "host", "--isolation", "chroot"]] if "podman" in engine else [[]]
+
+
+def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The image's variables and labels."""
+    text = ask([engine, "image", "inspect", "--format", "{{json .Config}}", image], env)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}, {}
+    pairs = [each.split("=", 1) for each in found.get("Env") or [] if "=" in each]
+    return {pair[0]: pair[1] for pair in pairs}, found.get("Labels") or {}
+
+
+def ask(argv: list[str], env: dict[str, str]) -> str:
+    """What a program says; "" where it fails."""
+    reader, writer = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
+    pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGTERM])
+    os.close(writer)
+    with open(reader, encoding="utf-8", errors="replace") as file:
+        text = file.read().strip()
+    return "" if exit_code(os.waitpid(pid, 0)[1]) else text
+
+
+def wait(argv: list[str], env: dict[str, str]) -> int:
+    """Run a program whose words go to the log."""
+    pid = os.posix_spawn(argv[0], argv, env, setsigdef=[signal.SIGTERM])
+    return exit_code(os.waitpid(pid, 0)[1])
+
+
+def quiet(argv: list[str], env: dict[str, str]) -> int:
+    """Run without a word in the task's log."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+        pid = os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGTERM])
+    finally:
+        os.close(null)
+    return exit_code(os.waitpid(pid, 0)[1])
