@@ -16,7 +16,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "offers": ("offers", "List what can be rented or used, filtered and sorted by price."),
     "plan": ("plan", "Rank the places a task could run at, with cost, time and reasons."),
     "estimate": ("estimate", "Say what a training step needs, takes and costs on every accelerator."),
+    "bench": ("bench", "Run your own script for a minute on chosen accelerators and keep its rate."),
     "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
+    "export": ("export", "Write a task as a place's own job file, for use without Remuda."),
     "catalog": ("catalog", "Show, refresh and compare the price catalog."),
     "run": ("run", "Run a task: submit it, follow its log, pass its exit code on."),
     "rerun": ("rerun", "Run a job again as it was, or with other parameters."),
@@ -43,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # How `remuda --help` and the reference order them.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Describe and plan": ("init", "validate", "offers", "plan", "estimate", "simulate", "catalog"),
+    "Describe and plan": ("init", "validate", "offers", "plan", "estimate", "bench", "simulate", "export", "catalog"),
     "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "exec", "schedules"),
     "Account and clean up": ("cost", "diff", "nodes", "join", "machines", "drill", "down", "gc"),
     "Set up": ("check", "secret", "server"),

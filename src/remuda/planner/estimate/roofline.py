@@ -13,16 +13,16 @@ from remuda.planner.estimate.settings import Run, optimizer_costs
 class Constants:
     """What is calibrated. Shares are of what the device achieves at best (matrix products) or of its data sheet."""
 
-    half: float = 0.618  # of achieved peak: matrix products of a model's shapes, against the best of all shapes
-    tf32: float = 0.417
-    fp32: float = 0.914
-    conv: float = 0.579  # of the rate of matrix products
-    attention: float = 0.62  # of the rate of matrix products
-    memory: float = 0.518  # of bandwidth: pointwise kernels and copies
-    reduction: float = 0.468  # of bandwidth: norms, softmax, look-ups
-    layout: float = 3.74  # times a half-precision convolution's bytes, moved once more where not channels-last
-    host_us: float = 34.2  # to launch one kernel, Python and autograd included
-    host_conv_us: float = 82.3
+    half: float = 0.634  # of achieved peak: matrix products of a model's shapes, against the best of all shapes
+    tf32: float = 0.419
+    fp32: float = 0.924
+    conv: float = 0.572  # of the rate of matrix products
+    attention: float = 0.618  # of the rate of matrix products
+    memory: float = 0.524  # of bandwidth: pointwise kernels and copies
+    reduction: float = 0.467  # of bandwidth: norms, softmax, look-ups
+    layout: float = 3.72  # times a half-precision convolution's bytes, moved once more where not channels-last
+    host_us: float = 34.3  # to launch one kernel, Python and autograd included
+    host_conv_us: float = 83.0
 
 
 # Fitted on the H200 steps of docs/reference/estimate.md (2026-11-20, torch 2.11) by `benchmarks/estimate.py`.

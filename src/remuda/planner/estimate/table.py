@@ -63,19 +63,21 @@ def correct_rates(
 
     Where nothing was estimated, what was measured is carried over to the other accelerators.
     """
-    known = [each for each in (_read(key, rate) for key, rate in measured.items()) if each is not None]
+    read = {key: _read(key, rate) for key, rate in measured.items()}
+    known = [each for each in read.values() if each is not None]
+    others = {key: measured[key] for key, each in read.items() if each is None}  # CPUs, and what has no known figures
     if not known:
-        return {**rates, **measured}
+        return {**rates, **others}
     if rates:
         factors = [each.rate / rates[key] for each in known if (key := device_key(each.device, each.count)) in rates]
         factor = sorted(factors)[len(factors) // 2] if factors else 1.0
-        return {**{key: rate * factor for key, rate in rates.items()}, **_named(known)}
+        return {**{key: rate * factor for key, rate in rates.items()}, **others, **_named(known)}
     carried = {
         device_key(device, count): carry(known, device, count, precision)
         for device in list_devices()
         for count in counts
     }
-    return {**carried, **_named(known)}
+    return {**carried, **others, **_named(known)}
 
 
 def _named(known: Iterable[Measured]) -> dict[str, float]:
