@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from remuda.cli.output import Column, output_option, rows_out
+from remuda.cli.reading import read_any_task
 from remuda.cli.session import Failure, param_option, read_params
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def command(
     from remuda.planner.placements import Objective, View
     from remuda.planner.rank import plan
 
-    task = with_rates(_read_task(file, read_params(param)), Path(file).parent)
+    task = with_rates(read_any_task(file, read_params(param)), Path(file).parent)
     offered = gather(task, anywhere=not here, output_mib=_size(output_size))
     made = plan(
         task,
@@ -85,22 +86,6 @@ def command(
 
 def _uncapital(text: str) -> str:
     return text[:1].lower() + text[1:] if text.startswith("The ") else text
-
-
-def _read_task(file: str, params: dict[str, str]) -> "Task":
-    """The task, also of another tool's file that could not run as it is; what is kept of it is told."""
-    from remuda.spec import SpecError, load_file
-
-    try:
-        found = load_file(file, params, now=datetime.now(UTC))
-    except SpecError as error:
-        raise Failure(str(error), exit_code=2) from error
-    for each in found.kept:
-        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}", err=True)
-    if found.task is None:
-        count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
-        raise Failure(f"{file} is a {found.what} of {found.kind} and describes {count}, so there is no one plan for it")
-    return found.task
 
 
 def _size(text: str | None) -> int | None:

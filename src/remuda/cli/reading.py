@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from remuda.cli.session import Failure
+
 if TYPE_CHECKING:
+    from remuda.domain.tasks import Task
     from remuda.spec import LoadedTask
 
 
@@ -20,3 +23,19 @@ def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
     except SpecError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
+
+
+def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
+    """The task, also of another tool's file that could not run as it is; what is kept of it is told."""
+    from remuda.spec import SpecError, load_file
+
+    try:
+        found = load_file(file, params, now=datetime.now(UTC))
+    except SpecError as error:
+        raise Failure(str(error), exit_code=2) from error
+    for each in found.kept:
+        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}", err=True)
+    if found.task is None:
+        count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
+        raise Failure(f"{file} is a {found.what} of {found.kind} and describes {count}, so it is no one task")
+    return found.task

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from remuda.domain.offers import Offer
+from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate, parse_rate
 from remuda.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from remuda.providers.batch.gangs import Gangs, Taking, mark_of
@@ -13,13 +14,14 @@ from remuda.providers.batch.seat import Seat, Where
 from remuda.providers.batch.shapes import Prices
 from remuda.providers.pbs.cluster import Cluster, count_room, list_offers, read_cluster
 from remuda.providers.pbs.commands import TOOLS, Pbs
+from remuda.providers.pbs.export import make_export
 from remuda.providers.pbs.script import Wishes, make_options, make_script
 
 _CLUSTER_AGE = timedelta(minutes=10)  # of queues and nodes, for launches; offers read them anew
 
 
 class PbsProvider:
-    """Implements Provider, ChecksTasks, Introduces, Carries and Closes."""
+    """Implements Provider, ChecksTasks, Introduces, Exports, Carries and Closes."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -87,6 +89,9 @@ class PbsProvider:
             ("shared folder", hello.folder),
             ("Python of the login node", hello.python),
         ]
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        return make_export(task, offer, nodes, self._wishes())
 
     async def close(self) -> None:
         await self._gangs.close()

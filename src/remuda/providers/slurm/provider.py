@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from remuda.domain.offers import Offer
+from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate, parse_rate
 from remuda.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from remuda.providers.batch.gangs import Gangs, Taking, mark_of
@@ -13,13 +14,14 @@ from remuda.providers.batch.seat import Seat, Where
 from remuda.providers.batch.shapes import Prices
 from remuda.providers.slurm.cluster import Cluster, count_room, list_offers, read_cluster
 from remuda.providers.slurm.commands import TOOLS, Slurm
+from remuda.providers.slurm.export import make_export
 from remuda.providers.slurm.script import Wishes, make_options, make_script
 
 _CLUSTER_AGE = timedelta(minutes=10)  # of partitions, for launches; offers read them anew
 
 
 class SlurmProvider:
-    """Implements Provider, ChecksTasks, Introduces, Carries and Closes."""
+    """Implements Provider, ChecksTasks, Introduces, Exports, Carries and Closes."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -91,6 +93,9 @@ class SlurmProvider:
             ("limits", "known to the cluster's accounting" if limits else "the cluster keeps no accounting"),
             *limits,
         ]
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        return make_export(task, offer, nodes, self._wishes())
 
     async def close(self) -> None:
         await self._gangs.close()

@@ -1,0 +1,84 @@
+"""`remuda export`: write what would be submitted to a place, in the place's own language, to be used without Remuda."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from remuda.cli.reading import read_any_task
+from remuda.cli.session import Failure, param_option, read_params
+
+if TYPE_CHECKING:
+    from remuda.domain.offers import Offer
+    from remuda.domain.tasks import Task
+    from remuda.providers.base import Provider
+
+ASK_TIMEOUT_S = 30
+
+
+@click.command("export")
+@click.argument("place", metavar="PLACE")
+@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@click.option(
+    "--to", "target", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, not to the screen."
+)
+@click.option("--ask/--blind", default=True, help="Ask the place, where it is configured, what fits; or ask nobody.")
+@param_option
+def command(place: str, file: str, target: str | None, ask: bool, param: tuple[str, ...]) -> None:
+    """Write what would be submitted to PLACE, for use without Remuda.
+
+    PLACE is a provider that has a language of its own, such as kubernetes, slurm or pbs. What is written runs the
+    task's setup and work with the variables that Remuda would set; restarts, checkpoints that move and bills are
+    Remuda's and stay out. What the reader must do by hand stands in comments.
+    """
+    task = read_any_task(file, read_params(param))
+    text = asyncio.run(_export(place, task, ask))
+    if target is None:
+        click.echo(text.rstrip("\n"))
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+        click.echo(f"wrote {target}", err=True)
+
+
+async def _export(place: str, task: "Task", ask: bool) -> str:
+    from remuda import settings
+    from remuda.providers import registry
+    from remuda.providers.base import Closes, Exports, ProviderError
+
+    try:
+        known = settings.load()
+    except settings.SettingsError as error:
+        raise Failure(error.message, error.hint, exit_code=2) from error
+    everyone = registry.list_known()
+    if place not in everyone:
+        raise Failure(f"there is no place {place!r}", f"known: {', '.join(sorted(everyone))}", exit_code=2)
+    maker = registry.Maker(installation="export", home=known.home / "providers")
+    try:
+        provider = maker.make(everyone[place], known.providers.get(place, {}))
+        try:
+            if not isinstance(provider, Exports):
+                raise Failure(f"{place} has no language of its own to write the task in", exit_code=2)
+            offer = await _choose(provider, task) if ask and place in known.providers else None
+            return provider.export(task, offer, task.nodes)
+        finally:
+            if isinstance(provider, Closes):
+                await provider.close()
+    except ProviderError as error:
+        raise Failure(f"{place}: {error}", "`--blind` asks nobody") from error
+
+
+async def _choose(provider: "Provider", task: "Task") -> "Offer":
+    """The cheapest offer of the place that fits the task."""
+    from remuda.catalog.fit import match_offers
+    from remuda.providers.base import TryAgain
+
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            offers = await provider.offers()
+    except TimeoutError as error:
+        raise TryAgain(f"no answer within {ASK_TIMEOUT_S} s") from error
+    fitting = match_offers(offers, task.resources).offers
+    if not fitting:
+        raise Failure("nothing that the place has now fits the task", "`--blind` writes what the task asks for")
+    return min(fitting, key=lambda offer: (offer.rate, offer.key))

@@ -1,0 +1,64 @@
+"""Tasks as job scripts: nothing of the task is lost or run twice, whatever signs it holds."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Resources, Task, Transfer, Workdir
+from remuda.providers.batch.export import here_document, list_exports, list_notes, make_work
+from remuda.providers.pbs import export as pbs
+from remuda.providers.pbs.script import Wishes
+
+
+@given(st.text(st.characters(exclude_characters="\x00\r", codec="utf-8"), max_size=200))
+def test_a_here_document_gives_the_text_back(text: str) -> None:
+    whole = text + "\nREMUDA_WORK\n"
+    done = subprocess.run(["sh", "-c", f"cat {here_document(whole)}"], capture_output=True, check=True)
+    assert done.stdout.decode() == whole
+
+
+@given(st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=100))
+def test_variables_keep_their_values(value: str) -> None:
+    (line, *_) = list_exports(Task(name="t", run="true", env={"GIVEN": value}), 1)
+    done = subprocess.run(["sh", "-c", f'{line}\nprintf %s "$GIVEN"'], capture_output=True, check=True)
+    assert done.stdout.decode() == value
+
+
+def test_a_setup_that_fails_ends_the_work(tmp_path: Path) -> None:
+    work = make_work(Task(name="t", setup="false", run="echo ran"))
+    done = subprocess.run(["bash", "-c", work], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    work = make_work(Task(name="t", setup="true", run="false\necho ran"))
+    assert subprocess.run(["bash", "-c", work], capture_output=True, text=True).stdout == "ran\n"
+
+
+def test_what_stays_with_the_user_is_said() -> None:
+    notes = " ".join(
+        list_notes(
+            Task(
+                name="t",
+                run="true",
+                secrets=("TOKEN",),
+                image="box:1",
+                workdir=Workdir(path="src"),
+                inputs=(Transfer(source="s3://b/data", target="data"),),
+                checkpoint=Checkpoint(path="ckpt"),
+            )
+        )
+    )
+    for word in ("TOKEN", "box:1", "src", "s3://b/data", "ckpt"):
+        assert word in notes
+
+
+@pytest.mark.parametrize(("nodes", "start"), [(1, 'bash "$work"'), (3, 'pbsdsh -- bash "$work"')])
+def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> None:
+    wishes = Wishes(account="vision", options=(), python="python3", warning_s=60, gpu_resource="gpu_type")
+    need = Resources(accelerators=(AcceleratorNeed(name="A100", count_min=2),), cpus_min=4, memory_min_mib=2048)
+    text = pbs.make_export(Task(name="t", run="true", resources=need), None, nodes, wishes)
+    assert f"#PBS -l select={nodes}:ncpus=4:mem=2048mb:ngpus=2\n" in text
+    assert "#PBS -A vision\n" in text
+    assert f"\n{start}" in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
