@@ -7,7 +7,7 @@ about time errs on the safe side, and slower ones are left out. Pure.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import inf
 
 from remuda.domain.jobs import Attempt
@@ -18,10 +18,11 @@ from remuda.domain.units import Money
 from remuda.planner.markets import Knowledge
 from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
 from remuda.planner.spot.auto import Auto
+from remuda.planner.spot.spells import Spells
 from remuda.planner.spot.view import NOWHERE, Decision, Market, Mode, Policy, PolicyMaker, Quote, Terms, View
 from remuda.planner.work import estimate
 
-_MOST_MARKETS = 8
+MOST_MARKETS = 8  # that a policy weighs against each other at a time
 _ALIKE = 1.02  # machines whose running times differ by no more are of one speed
 _ABOUT = 1.1  # prices of spot this close are as good as the same
 _LEAST_LEFT = 0.01  # of the work: an estimate may be short, and work that runs is not done
@@ -29,6 +30,7 @@ _SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run 
 _SPARE = timedelta(seconds=60)  # kept before the deadline for what takes a moment longer
 _SPARE_SHARE = 0.01  # of the work, for the same
 _HOUR_S = 3600.0
+_FAR = datetime(9999, 1, 1, tzinfo=UTC)
 _MEANS = {Sight.GRANTED: True, Sight.BOOTED: True, Sight.ENDED: True, Sight.REFUSED: False, Sight.TAKEN: False}
 
 
@@ -80,7 +82,13 @@ class Setting:
 
 
 def find_setting(
-    task: Task, offers: Sequence[Offer], knowledge: Knowledge, standpoint: Standpoint, *, floor: bool = True
+    task: Task,
+    offers: Sequence[Offer],
+    knowledge: Knowledge,
+    standpoint: Standpoint,
+    *,
+    floor: bool = True,
+    most: int = MOST_MARKETS,
 ) -> Setting | None:
     """The markets and terms of a job that is to end in time at the least cost; None where nothing can be promised.
 
@@ -102,7 +110,7 @@ def find_setting(
         cheapest = min(fixed, key=lambda offer: (times[offer.key], offer.rate, offer.key))
     reference = times[cheapest.key]
     places = _places([offer for offer in offers if times.get(offer.key, timedelta.max) <= reference * _ALIKE], times)
-    places = _nearest(places, reference, standpoint)
+    places = _nearest(places, standpoint, most)
     overhead = _overhead(task, places, knowledge, standpoint, reference)
     spare = _SPARE + reference * _SPARE_SHARE
     terms = Terms(
@@ -197,7 +205,7 @@ def _name(offer: Offer) -> str:
     return offer.key.rpartition("/")[0]
 
 
-def _nearest(places: list[Place], reference: timedelta, standpoint: Standpoint) -> list[Place]:
+def _nearest(places: list[Place], standpoint: Standpoint, most: int) -> list[Place]:
     """The cheapest few by spot, the cheapest on demand, and where the job is; a policy weighs each against each."""
 
     def by_spot(place: Place) -> tuple[float, str]:
@@ -206,7 +214,7 @@ def _nearest(places: list[Place], reference: timedelta, standpoint: Standpoint) 
     def by_fixed(place: Place) -> tuple[float, str]:
         return (place.fixed.rate.micros_per_hour * place.pace if place.fixed else inf), place.name
 
-    chosen = sorted(places, key=by_spot)[:_MOST_MARKETS]
+    chosen = sorted(places, key=by_spot)[:most]
     best = min(places, key=by_fixed)
     here = [p for p in places for o in (standpoint.current, standpoint.home) if o is not None and p.name == _name(o)]
     for place in (best, *here):
@@ -234,6 +242,21 @@ def _overhead(
         return boot + setup + reference / 2
     every, write = chosen_interval(task.checkpoint, SPOT_PREEMPTIONS_PER_HOUR * task.nodes)
     return boot + setup + min((every or timedelta(0)) + write, reference / 2)
+
+
+def observed(
+    policy: Policy, setting: Setting, knowledge: Knowledge, standpoint: Standpoint
+) -> list[tuple[Spells, Spells]]:
+    """Show a policy what was seen of the markets, and tell how long spot stays and stays away in each of them."""
+    _replay(policy, setting, knowledge, standpoint.submitted_at, _FAR)
+    learned = Auto(setting.terms)
+    _replay(learned, setting, knowledge, standpoint.submitted_at, _FAR)
+    return learned.spells()
+
+
+def standing_view(setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now_s: float) -> View:
+    """What a policy is shown `now_s` seconds after the submission."""
+    return _view(setting, knowledge, standpoint, standpoint.submitted_at + timedelta(seconds=now_s), {})
 
 
 def _replay(policy: Policy, setting: Setting, knowledge: Knowledge, began: datetime, now: datetime) -> None:

@@ -10,6 +10,7 @@ from math import inf
 
 from remuda.planner.spot.cycle import Cycle, plan_trust, plan_wait, solve_cycle
 from remuda.planner.spot.roam import Field, plan_course
+from remuda.planner.spot.spells import Spells
 from remuda.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Quote, Terms, View
 from remuda.planner.spot.watch import Moment, Watch
 
@@ -32,6 +33,10 @@ class Auto:
         """Take in what was seen of the markets before; times go forward and may be below 0."""
         for watch, quote in zip(self._watches, quotes, strict=True):
             watch.see(at_s / _HOUR_S, quote)
+
+    def spells(self) -> list[tuple[Spells, Spells]]:
+        """How long spot stays, and stays away, in each market, as far as is known."""
+        return [(watch.stays, watch.away) for watch in self._watches]
 
     def decide(self, view: View) -> Decision:
         now = view.now_s / _HOUR_S
