@@ -28,6 +28,11 @@ class Constants:
 # Fitted on the H200 steps of docs/reference/estimate.md (2026-11-20, torch 2.11) by `benchmarks/estimate.py`.
 CALIBRATED = Constants()
 
+# Slower devices come nearer to their data sheets: rates grow with the 0.9th power of them. From the three tables of
+# docs/reference/estimate.md, whose rows ask for exponents of arithmetic and bandwidth that add up to about 0.9.
+_FALLOFF = 0.1
+_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # where the constants were fitted
+
 _KERNEL_FLOOR_S = 3e-6  # from the start of one kernel to the start of the next
 _COMPILED_LAUNCH = 0.3  # of the host's time: fewer kernels, without Python between them
 _BLEND = 4  # host and device overlap: (a^4 + b^4)^(1/4), near the larger of the two
@@ -64,7 +69,7 @@ def estimate_step(profile: WorkProfile, device: Device, run: Run, constants: Con
         host *= _COMPILED_LAUNCH
     shards = run.accelerators if run.shard else 1
     _, moved = optimizer_costs(run.optimizer or profile.optimizer)
-    update = profile.parameters * moved / shards / (device.bandwidth * constants.memory)
+    update = profile.parameters * moved / shards / (_bandwidth(device) * constants.memory)
     device_s = busy * run.accumulate + update
     host_s = host * run.accumulate
     waited = _EXPOSED * _communication(profile, device, run)
@@ -95,9 +100,9 @@ def _kernel_time(kernel: Kernel, device: Device, run: Run, precision: str, scale
     moved = (moved - fixed) * scale + fixed
     if kernel.kind not in ("matmul", "conv", "attention"):
         share = constants.memory if kernel.kind in ("pointwise", "copy") else constants.reduction
-        seconds = moved / (device.bandwidth * share)
+        seconds = moved / (_bandwidth(device) * share)
         return seconds if run.compile else max(seconds, _KERNEL_FLOOR_S)
-    bandwidth = device.bandwidth * constants.reduction
+    bandwidth = _bandwidth(device) * constants.reduction
     rate = _rate(kernel, device, precision, constants)
     seconds = max(kernel.flops * scale / rate, moved / bandwidth)
     if kernel.kind == "conv" and _is_half(kernel, precision) and not run.channels_last:
@@ -128,7 +133,11 @@ def _rate(kernel: Kernel, device: Device, precision: str, constants: Constants) 
         rate *= constants.conv
     elif kernel.kind == "attention":
         rate *= constants.attention
-    return rate * device.achieved
+    return rate * device.achieved * (_H200_FLOPS / device.half) ** _FALLOFF
+
+
+def _bandwidth(device: Device) -> float:
+    return device.bandwidth * (_H200_BANDWIDTH / device.bandwidth) ** _FALLOFF
 
 
 def _communication(profile: WorkProfile, device: Device, run: Run) -> float:

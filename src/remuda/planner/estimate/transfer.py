@@ -22,9 +22,9 @@ class Prior:
     """What is believed of the exponents before anything is measured, and how firmly (in rows of one e-fold)."""
 
     arithmetic: float = 0.5  # of achieved FLOP/s
-    bandwidth: float = 0.5
+    bandwidth: float = 0.4
     count: float = 0.92
-    firmness: float = 1.0
+    firmness: float = 3.0
 
 
 def carry(
@@ -32,8 +32,8 @@ def carry(
 ) -> float:
     """The rate to expect on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted to `measured`.
 
-    Half of the time of training is arithmetic and half memory traffic before anything is known (the prior); rows of
-    several accelerators move the exponents from there. Raises ValueError where nothing was measured.
+    Before anything is known arithmetic and memory traffic weigh about the same (the prior); rows of several
+    accelerators move the exponents from there. Raises ValueError where nothing was measured.
     """
     if not measured:
         raise ValueError("nothing was measured")
