@@ -7,10 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 
 from remuda.providers.base import GangSpec, Outside
+from remuda.providers.hosts.bootstrap import make_preamble
 from remuda.providers.notices import NoticeSource, NoticeToken, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
 _MOST_TOKENS = 64  # in the script itself: clouds limit it to some KiB
+FOLDER = "/var/lib/remuda"
 PATIENCE = timedelta(minutes=15)  # how long a node tries to reach the control plane before it ends itself
 
 
@@ -27,10 +29,9 @@ class Metadata:
 def make_user_data(gang: GangSpec, outside: Outside, metadata: Metadata, notices: Sequence[NoticeSource] = ()) -> str:
     """The script. Packs the agent when it is asked for the first time, which blocks."""
     tokens = [outside.claim_token(gang.name, rank) for rank in range(gang.nodes)]
+    shelved = None if gang.nodes <= _MOST_TOKENS else outside.shelve(json.dumps(tokens).encode())
     boot = {
-        "address": outside.address,
-        "agent": outside.agent(),
-        "tokens": tokens if gang.nodes <= _MOST_TOKENS else outside.shelve(json.dumps(tokens).encode()),
+        "tokens": None if shelved else tokens,
         "patience_s": PATIENCE.total_seconds(),
         "metadata": {
             "rank": metadata.rank,
@@ -47,19 +48,19 @@ def make_user_data(gang: GangSpec, outside: Outside, metadata: Metadata, notices
         "config": {
             "protocol": 1,
             "gang": gang.name,
+            "address": outside.address,
             "pin": outside.pin,
             "lease_s": gang.lease.total_seconds(),
             "grace_s": gang.grace.total_seconds(),
             "notices": make_notice_fields(notices),
         },
     }
-    pythons = "\n".join(f'    "{where}") hash={digest} ;;' for where, digest in sorted(outside.pythons().items()))
     script = _SCRIPT.read_text("utf-8")
     for mark, text in (
         ("@BOOT@", json.dumps(boot, sort_keys=True)),
-        ("@PYTHONS@", pythons),
+        ("@AGENT@", outside.agent()),
+        ("@TOKENS@", f"remuda_fetch {shelved} tokens.json" if shelved else ":"),
         ("@PYTHON@", _PYTHON.read_text("utf-8").strip()),
-        ("@ADDRESS@", outside.address),
     ):
         script = script.replace(mark, text)
-    return script
+    return f'#!/bin/sh\n{make_preamble(outside, FOLDER)}\nmkdir -p "$REMUDA_FOLDER"\n{script}'

@@ -1,0 +1,243 @@
+"""Machines behind instance ids: namespaces (network, processes, mounts) that boot a launch's user data as root.
+
+Each has its own address on the wire, its metadata service at 169.254.169.254 (version 2 only), and commands that shut
+it down. It dies with the process that made it, killed or not, because its first process reads from that one's pipe.
+"""
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.ec2.cloud import Cloud, Life
+from tests.ec2.server import Front, served
+from tests.system.hosts import Lab, lab_at
+
+_METADATA = "169.254.169.254"
+_SHUTDOWN = "#!/bin/sh\nkill -TERM 1\n"
+# The first process: it goes when the machine is shut down (TERM) or when its maker's pipe ends.
+_INIT = """
+trap 'exit 0' TERM
+hostname {name}
+mount --bind {home} /root
+mount --bind {var} /var/lib
+PATH={bin}:$PATH; export PATH
+HOME=/root; export HOME
+cd /
+sh {home}/user-data <&- >{log} 2>&1 &
+read line
+"""
+
+
+class Machine:
+    """One instance's machine."""
+
+    def __init__(self, lab: Lab, number: int, life: Life, gone: Any) -> None:
+        self.life, self.number = life, number
+        self.address, self.space = f"10.99.0.{number}", f"{lab.mark}-{number}"
+        self.notice_at: datetime | None = None
+        self.folder = lab.root / f"i{number}"
+        self.log = self.folder / "console.log"
+        self._lab, self._gone = lab, gone
+        self._tokens: set[str] = set()
+        self._metadata: ThreadingHTTPServer | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def boot(self) -> None:
+        for name in ("home", "var", "bin"):
+            (self.folder / name).mkdir(parents=True)
+        for name in ("shutdown", "poweroff", "halt"):
+            (self.folder / "bin" / name).write_text(_SHUTDOWN)
+            (self.folder / "bin" / name).chmod(0o755)
+        (self.folder / "home/user-data").write_bytes(self.life.user_data)
+        self._wire()
+        self._serve_metadata()
+        script = _INIT.format(
+            name=self.life.id,
+            home=self.folder / "home",
+            var=self.folder / "var",
+            bin=self.folder / "bin",
+            log=self.log,
+        )
+        spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
+        self._process = subprocess.Popen(
+            ["ip", "netns", "exec", self.space, *spaces, "sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
+        )
+        threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
+
+    def kill(self) -> None:
+        """The power is cut. What it wrote can still be read."""
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(OSError):
+                assert process.stdin is not None
+                process.stdin.close()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.wait(10)
+        if self._metadata is not None:
+            self._metadata.shutdown()
+            self._metadata.server_close()
+            self._metadata = None
+            subprocess.run(["ip", "netns", "del", self.space], check=False, capture_output=True)
+
+    def cut(self) -> None:
+        """Pull the network cable."""
+        _ip("-n", self._lab.space, "link", "set", f"v{self.number}", "down")
+
+    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+        process.wait()
+        if self._process is process:  # by itself
+            self._gone(self.life)
+
+    def _wire(self) -> None:
+        lab = self._lab
+        _ip("netns", "add", self.space)
+        _ip("-n", self.space, "link", "set", "lo", "up")
+        _ip("-n", self.space, "addr", "add", f"{_METADATA}/32", "dev", "lo")
+        peer = ("peer", "name", "eth0", "netns", self.space)
+        _ip("link", "add", f"v{self.number}", "netns", lab.space, "type", "veth", *peer)
+        _ip("-n", lab.space, "link", "set", f"v{self.number}", "master", "br0", "up")
+        _ip("-n", self.space, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        _ip("-n", self.space, "link", "set", "eth0", "up")
+
+    def _serve_metadata(self) -> None:
+        """The socket is made in the machine's network; threads that answer may be anywhere."""
+        machine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                machine.answer(self, "PUT")
+
+            def do_GET(self) -> None:
+                machine.answer(self, "GET")
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        server = ThreadingHTTPServer((_METADATA, 80), Handler, bind_and_activate=False)
+
+        def listen() -> None:
+            _enter(self.space)
+            server.socket.close()
+            server.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            server.allow_reuse_address = True
+            server.server_bind()
+            server.server_activate()
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        thread.join(10)
+        self._metadata = server
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+
+    def answer(self, request: BaseHTTPRequestHandler, method: str) -> None:
+        """As the instance metadata service, version 2."""
+        code, text = self._tell(method, request.path, request.headers)
+        body = text.encode()
+        request.send_response(code)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def _tell(self, method: str, path: str, headers: Any) -> tuple[int, str]:
+        if method == "PUT":
+            if path != "/latest/api/token" or not headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdigit():
+                return 400, ""
+            token = os.urandom(8).hex()
+            self._tokens.add(token)
+            return 200, token
+        if headers.get("X-aws-ec2-metadata-token") not in self._tokens:
+            return 401, ""
+        told = {
+            "instance-id": self.life.id,
+            "ami-launch-index": str(self.life.index),
+            "local-ipv4": self.address,
+            "instance-type": str(self.life.instance.instance_type),
+        }
+        if self.notice_at is not None:
+            action = {"action": "terminate", "time": self.notice_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+            told["spot/instance-action"] = json.dumps(action)
+        text = told.get(path.removeprefix("/latest/meta-data/"))
+        return (404, "") if text is None else (200, text)
+
+
+class Booted:
+    """Boots a machine behind each instance of a cloud."""
+
+    def __init__(self, cloud: Cloud, lab: Lab) -> None:
+        self.cloud, self.lab = cloud, lab
+        self.machines: dict[str, Machine] = {}
+
+    def boot(self, life: Life) -> None:
+        machine = Machine(self.lab, len(self.machines) + 1, life, self.cloud.shut_down_itself)
+        self.machines[life.id] = machine
+        life.instance.nics[0].private_ip_address = machine.address
+        machine.boot()
+
+    def kill(self, life: Life) -> None:
+        self.machines[life.id].kill()
+
+    def notice(self, life: Life, at: datetime) -> None:
+        self.machines[life.id].notice_at = at
+
+
+class Ec2:
+    """A cloud whose instances boot, at an address on the lab's wire."""
+
+    def __init__(self, cloud: Cloud, booted: Booted, lab: Lab, endpoint: str) -> None:
+        self.cloud, self.machines, self.lab, self.endpoint = cloud, booted.machines, lab, endpoint
+
+
+@contextmanager
+def ec2_at(root: Path) -> Iterator[Ec2]:
+    """An EC2 of which nothing is left afterwards; this thread is on its wire meanwhile."""
+    with lab_at(root) as lab, lab.entered():
+        _ip("-n", lab.space, "link", "set", "lo", "up")
+        cloud = Cloud()
+        booted = Booted(cloud, lab)
+        cloud.machines = booted
+        over = threading.Event()
+
+        def keep_time() -> None:
+            while not over.wait(0.1):
+                cloud.tick()
+
+        clock = threading.Thread(target=keep_time, daemon=True)
+        clock.start()
+        try:
+            with served(Front(cloud), "10.99.0.254") as endpoint:
+                yield Ec2(cloud, booted, lab, endpoint)
+        finally:
+            over.set()
+            clock.join(10)
+            for machine in booted.machines.values():
+                machine.kill()
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+
+def _enter(space: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(f"/var/run/netns/{space}", os.O_RDONLY)
+    try:
+        if libc.setns(descriptor, 0x40000000) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(descriptor)
