@@ -117,4 +117,4 @@ def test_node_without_an_engine_refuses(tmp_path: Path) -> None:
         rig.environ["PATH"] = str(tmp_path)
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert "needs podman or docker, and this node has neither" in str(rig.exited()["reason"])
+        assert "needs podman, docker or Apptainer, and this node has none" in str(rig.exited()["reason"])

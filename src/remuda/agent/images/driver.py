@@ -13,35 +13,35 @@ DRIVER = "/sys/module/nvidia/version"
 # The oldest Linux driver that runs every minor release of a CUDA major one, by "CUDA Minor Version Compatibility" and,
 # before 11, by "CUDA Toolkit and Corresponding Driver Versions" of docs.nvidia.com/cuda/cuda-toolkit-release-notes.
 OLDEST_DRIVERS = (
-    ((13, 0), (580, 0)),
-    ((12, 0), (525, 60, 13)),
-    ((11, 0), (450, 80, 2)),
-    ((10, 2), (440, 33)),
-    ((10, 1), (418, 39)),
-    ((10, 0), (410, 48)),
-    ((9, 2), (396, 26)),
-    ((9, 1), (390, 46)),
-    ((9, 0), (384, 81)),
-    ((8, 0), (375, 26)),
+    ((13, 0), "580"),
+    ((12, 0), "525.60.13"),
+    ((11, 0), "450.80.02"),
+    ((10, 2), "440.33"),
+    ((10, 1), "418.39"),
+    ((10, 0), "410.48"),
+    ((9, 2), "396.26"),
+    ((9, 1), "390.46"),
+    ((9, 0), "384.81"),
+    ((8, 0), "375.26"),
 )
 
 
-def read_driver() -> tuple[int, ...] | None:
+def read_driver() -> str | None:
     """The version of this node's NVIDIA driver; None where there is none, or it does not say."""
     try:
         with open(DRIVER, encoding="ascii") as file:
-            return parse(file.read())
-    except (OSError, ValueError):
+            return file.read().strip() or None
+    except OSError:
         pass
     argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
-        return parse(done.stdout.decode("ascii", "replace").split("\n")[0])
-    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return done.stdout.decode("ascii", "replace").split("\n")[0].strip() or None
+    except (OSError, subprocess.TimeoutExpired):
         return None
 
 
-def find_objection(env: dict[str, str], labels: dict[str, str], driver: tuple[int, ...] | None) -> str | None:
+def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | None) -> str | None:
     """Why the image's CUDA cannot run on this driver; None where it can, or where nobody knows."""
     if driver is None or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
         return None
@@ -49,11 +49,15 @@ def find_objection(env: dict[str, str], labels: dict[str, str], driver: tuple[in
     if wanted is None:
         return None
     oldest = next((drivers for cuda, drivers in OLDEST_DRIVERS if cuda <= wanted[:2]), None)
-    if oldest is None or driver >= oldest or _is_excepted(env.get("NVIDIA_REQUIRE_CUDA", ""), driver):
+    try:
+        found = parse(driver)
+    except ValueError:
+        return None
+    if oldest is None or found >= parse(oldest) or _is_excepted(env.get("NVIDIA_REQUIRE_CUDA", ""), found):
         return None
     return (
-        f"the image needs CUDA {show(wanted[:2])}, which needs NVIDIA driver {show(oldest)} or newer; "
-        f"this node has {show(driver)}: choose an image of an older CUDA, or a node with a newer driver"
+        f"the image needs CUDA {'.'.join(map(str, wanted[:2]))}, which needs NVIDIA driver {oldest} or newer; "
+        f"this node has {driver}: choose an image of an older CUDA, or a node with a newer driver"
     )
 
 
@@ -85,7 +89,3 @@ def parse(text: str) -> tuple[int, ...]:
     if found is None:
         raise ValueError(text)
     return tuple(int(part) for part in found[1].split("."))
-
-
-def show(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

@@ -122,6 +122,7 @@ def run_sif(
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
     try:
+        os.makedirs(places.work, exist_ok=True)
         sif = bring_sif(program, config, work, command.env)
         mounts = list_mounts(config, work, places)
     except (CannotBuild, OSError) as error:

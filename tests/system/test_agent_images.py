@@ -1,0 +1,162 @@
+"""Images that are built, refused for their CUDA, or run by Apptainer; engines are real where they are said to be."""
+
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.agent_server import Rig, make_rig
+
+pytestmark = pytest.mark.system
+BASE = "localhost/remuda-images-test:1"
+BUILT = "localhost/remuda-build:0123456789abcdef"
+TOOLS = ("sh", "cat", "echo", "sleep", "kill", "env", "ls", "mkdir", "true")
+DOCKERFILE = f"""\
+FROM {BASE} AS small
+ARG WORD=none
+COPY file /made
+RUN echo $WORD >>/made
+ENV CUDA_VERSION=12.4.1
+FROM small
+RUN echo last >>/made
+"""
+# What a strict Apptainer takes here: it refuses everything else, and shows the work only what it was given.
+APPTAINER = """\
+#!/bin/bash
+set -eu
+case "$1" in
+pull)
+    [ "$2" = --force ]; [ "$4" = docker://registry.example/team/image:1 ]
+    [ "${APPTAINER_DOCKER_USERNAME:-}:${APPTAINER_DOCKER_PASSWORD:-}" = ann:opensesame ]
+    echo "pulled once" >>"$(dirname "$0")/pulls"; echo sif >"$3" ;;
+inspect)
+    if [ "$2" = --environment ]; then echo "export CUDA_VERSION=\\"\\${CUDA_VERSION:-\\"11.8.0\\"}\\""
+    else echo '{"data": {"attributes": {"labels": {}}}}'; fi ;;
+exec)
+    shift; keep=()
+    for each in $(compgen -e); do
+        case $each in APPTAINERENV_*) keep+=("${each#APPTAINERENV_}=${!each}") ;; esac
+    done
+    while :; do case "$1" in
+        --cleanenv | --no-home | --writable-tmpfs | --nv) shift ;;
+        --pwd) cd "$2"; shift 2 ;;
+        --bind) [ -d "${2%%:*}" ]; shift 2 ;;
+        --*) exit 99 ;;
+        *) break ;;
+    esac; done
+    [ "$(cat "$1")" = sif ]; shift
+    exec env -i PATH=/usr/bin:/bin "${keep[@]}" "$@" ;;
+*) exit 98 ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real engine, with a small image made of the host's busybox."""
+    found = next((path for path in map(shutil.which, ("podman", "docker")) if path), None)
+    busybox = shutil.which("busybox")
+    if found is None or subprocess.run([found, "info"], capture_output=True, check=False).returncode:
+        pytest.skip("neither podman nor docker works here")
+    if busybox is None:
+        pytest.skip("there is no busybox here to make an image of")
+    path = tmp_path_factory.mktemp("image") / "image.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(busybox, "bin/busybox")
+        for tool in TOOLS:
+            link = tarfile.TarInfo(f"bin/{tool}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+    subprocess.run([found, "import", str(path), BASE], check=True, capture_output=True)
+    subprocess.run([found, "rmi", "-f", BUILT], check=False, capture_output=True)
+    yield found
+    for image in (BUILT, BASE):
+        subprocess.run([found, "rmi", "-f", image], check=False, capture_output=True)
+
+
+def prepare(rig: Rig, text: str, **build: object) -> None:
+    rig.stub.work["image"] = BUILT
+    rig.stub.work["build"] = {"path": "docker", "dockerfile": "Dockerfile", **build}
+    snapshot = rig.stub.add_folder({"docker/Dockerfile": text.encode(), "docker/file": b"content\n"})
+    rig.stub.work["workdir"] = {"snapshot": snapshot}
+    rig.environ.update({name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ})
+
+
+def test_a_dockerfile_of_the_working_folder_is_built_once(engine: str) -> None:
+    with make_rig(run="cat /made docker/file") as rig:
+        prepare(rig, DOCKERFILE, args={"WORD": "given"})
+        assert rig.finish() == 0
+        assert rig.output().endswith("content\ngiven\nlast\ncontent\n"), rig.output()
+        assert str(rig.stub.last("event")["text"]).startswith(BUILT)
+    with make_rig(run="cat /made") as rig:  # the name is of the content: what is there is used
+        prepare(rig, "FROM nowhere.invalid/none\n")
+        assert rig.finish() == 0
+        assert rig.output().endswith("content\ngiven\nlast\n")
+
+
+def test_a_build_that_fails_is_told(engine: str) -> None:
+    subprocess.run([engine, "rmi", "-f", BUILT], check=False, capture_output=True)
+    with make_rig(run="echo never") as rig:
+        prepare(rig, f"FROM {BASE}\nRUN echo oh no; exit 7\n")
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "setup"
+        assert "could not be built" in str(rig.exited()["reason"])
+        assert "oh no" in rig.output()
+    with make_rig(run="echo never") as rig:
+        prepare(rig, DOCKERFILE, dockerfile="none/Dockerfile")
+        assert rig.finish() == 0
+        assert "there is no none/Dockerfile in docker" in str(rig.exited()["reason"])
+
+
+def test_a_driver_that_is_too_old_is_refused_before_the_work(engine: str, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 470.82.01\n")
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    subprocess.run([engine, "rmi", "-f", BUILT], check=False, capture_output=True)
+    with make_rig(run="echo never") as rig:
+        prepare(rig, DOCKERFILE, target="small")
+        del rig.config["devices"]  # all of the node's
+        rig.environ["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+        assert rig.finish() == 0
+        reason = str(rig.exited()["reason"])
+        assert "the image needs CUDA 12.4, which needs NVIDIA driver 525.60.13 or newer" in reason
+        assert "this node has 470.82.01" in reason
+        assert "never" not in rig.output()
+
+
+@pytest.fixture
+def apptainer(tmp_path: Path) -> str:
+    """A PATH on which a strict stand-in of Apptainer is the only engine."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "sh", "env", "cat", "dirname", "sleep", "grep"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    (tools / "apptainer").write_text(APPTAINER)
+    (tools / "apptainer").chmod(0o755)
+    return str(tools)
+
+
+def test_apptainer_runs_the_work(apptainer: str) -> None:
+    for _ in range(2):
+        with make_rig(run="echo $A $REMUDA_RANK; env | grep -c 'open[s]esame' || true; exit 4", env={"A": "b c"}) as rig:
+            rig.stub.work["image"] = "registry.example/team/image:1"
+            rig.stub.work["image_login"] = "ann:opensesame"
+            rig.environ["PATH"] = apptainer
+            assert rig.finish() == 0
+            assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("exit", 4), rig.exited()
+            assert rig.output().endswith("b c 0\n0\n")
+            assert b"opensesame" not in b"".join(
+                path.read_bytes() for path in rig.home.rglob("*") if path.is_file() and path.name != "config.json"
+            )
+
+
+def test_apptainer_builds_nothing(apptainer: str) -> None:
+    with make_rig(run="echo never") as rig:
+        prepare(rig, DOCKERFILE)
+        rig.environ["PATH"] = apptainer
+        assert rig.finish() == 0
+        assert "Apptainer does not build Dockerfiles" in str(rig.exited()["reason"])
