@@ -1,0 +1,1 @@
+"""Speaks to API servers: who asks, requests and watches, streams."""

@@ -1,0 +1,300 @@
+"""The first process of a pod: starts the agent, carries its requests out, and ends the pod when nobody is left to ask.
+
+    python hold.py             starts the agent of this pod and stays until it has left
+    python hold.py line        joins standard input and output to it; the control plane runs this in the pod
+
+It needs nothing of ours and any Python from 3.8 on, and is read by older ones, which step aside for one that is
+brought. A frame on the line is a kind, the number of a connection of the agent, a length, and as many bytes.
+"""
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+RUN = "/remuda/run"
+AGENT = "/remuda/agent"
+HOME = RUN + "/home"
+HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+SECRET = "/remuda/gang/config.json"
+FRAME = struct.Struct("!cII")
+OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
+CHUNK = 65536
+LINE_S = 20.0  # a line that takes nothing for so long is a dead one
+DELIVERY_S = 45.0  # an agent that only delivers tries for 20 s
+SLACK_S = 60.0  # beyond lease and grace: the agent is no longer able to leave by itself
+
+
+def main(arguments: "list[str]") -> int:
+    if tuple(sys.version_info) < (3, 8):  # images bring their own Python
+        os.execv("/bin/sh", ["sh", AGENT + "/boot.sh", "bring"])
+    if arguments == ["line"]:
+        return join_line()
+    os.makedirs(RUN, mode=0o700, exist_ok=True)
+    config = write_config()
+    doors = [listen(RUN + "/agent.sock"), listen(RUN + "/line.sock")]
+    agent = start_agent(doors)
+    with open(RUN + "/python.new", "w") as file:
+        file.write(" ".join(started_as()))
+    os.rename(RUN + "/python.new", RUN + "/python")
+    hold = Hold(doors[0], doors[1], agent, config["lease_s"] + config["grace_s"] + SLACK_S)
+    code = hold.run()
+    if code > 128 and os.path.exists(HOME + "/started"):
+        hold.follow(start_agent(doors, "--deliver"))
+        hold.run()
+    tell_end()
+    return code
+
+
+def start_agent(doors: "list[socket.socket]", *options: str) -> int:
+    """A fork of this process, which has most of what the agent needs in its memory already."""
+    agent = os.fork()
+    if agent == 0:
+        for door in doors:
+            door.close()
+        signal.set_wakeup_fd(-1)
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        sys.argv = [AGENT + "/agent.pyz", *options, RUN + "/config.json"]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as leaving:
+            sys.stderr.flush()
+            os._exit(leaving.code if isinstance(leaving.code, int) else 1)
+        os._exit(0)
+    return agent
+
+
+def tell_end() -> None:
+    """What the agent noted of its work's end outlives the pod as its termination message."""
+    try:
+        with open(HOME + "/exit.json", "rb") as file:
+            said = file.read(4096)
+        with open("/dev/termination-log", "wb") as file:
+            file.write(said)
+    except OSError:
+        return
+
+
+def started_as() -> "list[str]":
+    """The words that start this Python: one that was brought has a loader of its own."""
+    with open("/proc/self/cmdline", "rb") as file:
+        words = file.read().decode().split("\0")
+    return words[: next(at for at, word in enumerate(words) if word.endswith("hold.py"))]
+
+
+def write_config() -> "dict[str, Any]":
+    """The agent's configuration: the gang's, fitted to this pod."""
+    with open(SECRET, encoding="utf-8") as file:
+        config: dict[str, Any] = json.load(file)
+    config["rank"] = int(os.environ.pop("REMUDA_POD_RANK"))
+    config["node_address"] = os.environ.pop("REMUDA_POD_IP", "") or "127.0.0.1"
+    config["home"] = HOME
+    config.setdefault("address", "unix:" + RUN + "/agent.sock")
+    config["taken"]["unless"] = RUN + "/removed"
+    descriptor = os.open(RUN + "/config.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    return config
+
+
+def listen(path: str) -> socket.socket:
+    if os.path.exists(path):
+        os.unlink(path)
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(path)
+    os.chmod(path, 0o600)
+    door.listen(64)
+    return door
+
+
+class Hold:
+    """One thread that waits for all of it."""
+
+    def __init__(self, agents: socket.socket, lines: socket.socket, agent: int, patience_s: float) -> None:
+        self.agents, self.lines, self.agent = agents, lines, agent
+        self.patience_s = patience_s
+        self.heard = time.monotonic()
+        self.line: socket.socket | None = None
+        self.unread = b""  # of the line
+        self.connections: dict[int, socket.socket] = {}  # number -> the agent's connection
+        self.early: dict[int, bytes] = {}  # number -> what it said while there was no line
+        self.count = 0
+        self.code: int | None = None
+        self.poll = select.poll()
+        self.wake, out = os.pipe()
+        for end in (self.wake, out):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(out, warn_on_full_buffer=False)
+        for number in HANDLED:
+            signal.signal(number, lambda number, frame: None)
+        for each in (self.wake, agents, lines):
+            self.poll.register(each, select.POLLIN)
+
+    def follow(self, agent: int) -> None:
+        self.agent, self.code = agent, None
+        self.heard = time.monotonic()
+        self.patience_s = DELIVERY_S
+
+    def run(self) -> int:
+        while self.code is None:
+            left = self.heard + self.patience_s - time.monotonic()
+            if left <= 0:
+                os.kill(self.agent, signal.SIGKILL)  # it cannot leave, and nobody else ends this pod
+                self.heard = time.monotonic()
+                continue
+            for descriptor, _ in self.poll.poll(min(left, 3600.0) * 1000 + 1):
+                self.ready(descriptor)
+        return self.code
+
+    def ready(self, descriptor: int) -> None:
+        if descriptor == self.wake:
+            self.signalled(set(os.read(self.wake, 512)))
+        elif descriptor == self.agents.fileno():
+            self.accept()
+        elif descriptor == self.lines.fileno():
+            self.take_line(self.lines.accept()[0])
+        elif self.line is not None and descriptor == self.line.fileno():
+            self.read_line()
+        else:
+            for number, connection in list(self.connections.items()):
+                if connection.fileno() == descriptor:
+                    self.read_agent(number, connection)
+
+    def signalled(self, numbers: "set[int]") -> None:
+        for number in numbers & {signal.SIGTERM, signal.SIGINT}:
+            os.kill(self.agent, number)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.agent:
+                self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+    def accept(self) -> None:
+        connection = self.agents.accept()[0]
+        self.count += 1
+        self.connections[self.count] = connection
+        self.poll.register(connection, select.POLLIN)
+        self.send(OPEN, self.count)
+
+    def read_agent(self, number: int, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(CHUNK)
+        except OSError:
+            data = b""
+        if data:
+            if self.line is None:
+                self.early[number] = self.early.get(number, b"") + data
+            else:
+                self.send(DATA, number, data)
+        else:
+            self.drop(number)
+            self.send(CLOSE, number)
+
+    def take_line(self, line: socket.socket) -> None:
+        """A new line takes the place of the last; what was under way over that one is lost, and asked again."""
+        self.lose_line()
+        line.settimeout(LINE_S)
+        self.line = line
+        self.poll.register(line, select.POLLIN)
+        self.heard = time.monotonic()
+        for number in sorted(self.connections):
+            self.send(OPEN, number)
+            early = self.early.pop(number, b"")
+            if early:
+                self.send(DATA, number, early)
+
+    def lose_line(self) -> None:
+        if self.line is None:
+            return
+        self.poll.unregister(self.line)
+        self.line.close()
+        self.line, self.unread = None, b""
+        for number in list(self.connections):
+            if number not in self.early:
+                self.drop(number)
+
+    def read_line(self) -> None:
+        try:
+            data = self.line.recv(CHUNK) if self.line is not None else b""
+        except OSError:
+            data = b""
+        if not data:
+            self.lose_line()
+            return
+        self.heard = time.monotonic()
+        self.unread += data
+        while len(self.unread) >= FRAME.size:
+            kind, number, length = FRAME.unpack_from(self.unread)
+            if len(self.unread) < FRAME.size + length:
+                return
+            body = self.unread[FRAME.size : FRAME.size + length]
+            self.unread = self.unread[FRAME.size + length :]
+            self.told(kind, number, body)
+
+    def told(self, kind: bytes, number: int, body: bytes) -> None:
+        connection = self.connections.get(number)
+        if kind == REMOVED:
+            open(RUN + "/removed", "w").close()
+            self.send(REMOVED, 0)
+        elif connection is not None and kind == DATA:
+            try:
+                connection.sendall(body)
+            except OSError:
+                self.drop(number)
+                self.send(CLOSE, number)
+        elif connection is not None and kind == CLOSE:
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        connection = self.connections.pop(number)
+        self.early.pop(number, None)
+        self.poll.unregister(connection)
+        connection.close()
+
+    def send(self, kind: bytes, number: int, body: bytes = b"") -> None:
+        if self.line is None:
+            return
+        try:
+            self.line.sendall(FRAME.pack(kind, number, len(body)) + body)
+        except OSError:
+            self.lose_line()
+
+
+def join_line() -> int:
+    """Copy standard input to the first process of this pod, and what that says to standard output."""
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(RUN + "/line.sock")
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(line, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor == 0:
+                data = os.read(0, CHUNK)
+                if not data:
+                    return 0
+                line.sendall(data)
+            else:
+                data = line.recv(CHUNK)
+                if not data:
+                    return 0
+                while data:
+                    data = data[os.write(1, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

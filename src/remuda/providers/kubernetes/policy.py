@@ -1,0 +1,49 @@
+"""The rights that this provider needs, as manifests for `kubectl apply`. Pure."""
+
+import yaml
+
+# (API group, resource, verbs); exec is asked for by GET or POST, as the version of the cluster has it.
+NAMESPACED = (
+    ("", "pods", ("create", "delete", "get", "list", "watch")),
+    ("", "pods/exec", ("create", "get")),
+    ("", "configmaps", ("create", "delete", "get", "list", "patch")),
+    ("", "secrets", ("create", "delete")),
+    ("", "resourcequotas", ("list",)),
+    ("", "persistentvolumeclaims", ("create", "get")),
+)
+CLUSTER = (
+    ("", "nodes", ("get", "list")),
+    ("", "pods", ("list",)),
+)
+
+
+def make_policy(namespace: str) -> str:
+    """A service account, what it may do in one namespace, and what it may see of the cluster."""
+    who = [{"kind": "ServiceAccount", "name": "remuda", "namespace": namespace}]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "name": "remuda"}
+    rights = "rbac.authorization.k8s.io/v1"
+    place = {"name": "remuda", "namespace": namespace}
+    documents = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
+        {"apiVersion": rights, "kind": "Role", "metadata": place, "rules": _rules(NAMESPACED)},
+        {
+            "apiVersion": rights,
+            "kind": "RoleBinding",
+            "metadata": place,
+            "roleRef": {**role, "kind": "Role"},
+            "subjects": who,
+        },
+        {"apiVersion": rights, "kind": "ClusterRole", "metadata": {"name": "remuda"}, "rules": _rules(CLUSTER)},
+        {
+            "apiVersion": rights,
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "remuda"},
+            "roleRef": {**role, "kind": "ClusterRole"},
+            "subjects": who,
+        },
+    ]
+    return yaml.safe_dump_all(documents, sort_keys=False)
+
+
+def _rules(rights: tuple[tuple[str, str, tuple[str, ...]], ...]) -> list[dict[str, list[str]]]:
+    return [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for group, resource, verbs in rights]

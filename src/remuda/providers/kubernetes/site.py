@@ -1,0 +1,349 @@
+"""One context as a place for gangs: launched under their names, looked at, remembered, given back."""
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Volume, VolumeKind
+from remuda.providers.base import GangSeen, GangSpec, NoCapacity, ProviderError, Refused, TryAgain
+from remuda.providers.batch.shapes import Shape
+from remuda.providers.kubernetes import pods, sight
+from remuda.providers.kubernetes.calls.api import Answered, Api
+from remuda.providers.kubernetes.cluster import (
+    ClusterNode,
+    Part,
+    count_fitting,
+    nodes_for,
+    part_of,
+    read_nodes,
+    read_quantity,
+)
+from remuda.providers.kubernetes.lines import Lines
+from remuda.providers.kubernetes.sight import Record
+from remuda.providers.kubernetes.wishes import Wishes
+
+Object = dict[str, Any]
+
+_REMEMBERED = timedelta(hours=2)
+_NODES_AGE = timedelta(seconds=10)
+_QUOTA = re.compile(r"requested: ([^,]+?)=([^,]+).*limited: [^,]*?=([^,]+)")
+_BROUGHT = ("hold.py", "boot.sh", "line.sh")
+_DOOMED = {"gracePeriodSeconds": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a site needs of its server. `mark` is what its objects carry."""
+
+    mark: str
+    wishes: Wishes
+    agent: Callable[[], bytes] | None
+    now: Callable[[], datetime]
+
+
+class Site:
+    """One namespace of one cluster. Methods raise ProviderErrors alone."""
+
+    def __init__(self, api: Api, lines: Lines, terms: Terms) -> None:
+        self.api = api
+        self.lines = lines
+        self._terms = terms
+        self._nodes: tuple[datetime, Sequence[ClusterNode]] | None = None
+        self._launching: dict[str, asyncio.Lock] = {}
+        self._placed_agent = ""
+        self._last: dict[str, Object] = {}  # pods as they were last seen, by name
+
+    @property
+    def _core(self) -> str:
+        return f"/api/v1/namespaces/{self.api.context.namespace}"
+
+    def note(self, pod: Object, *, gone: bool) -> None:
+        """A pod was seen by a watch; one that is gone is remembered until its gang's end is."""
+        name = pod["metadata"]["name"]
+        if gone or name in self._last:
+            self._last[name] = pod
+
+    async def nodes(self, age: timedelta = timedelta(0)) -> Sequence[ClusterNode]:
+        """What the cluster has, at most `age` old."""
+        now = self._terms.now()
+        if self._nodes is None or now - self._nodes[0] > age:
+            async with _sorted("the nodes of the cluster cannot be listed"):
+                raw = await self.api.items("/api/v1/nodes")
+                try:
+                    everybody = await self.api.items("/api/v1/pods", {"fieldSelector": "spec.nodeName!="})
+                except Answered as error:
+                    if error.status != 403:
+                        raise
+                    everybody = await self.api.items(f"{self._core}/pods")
+            wishes = self._terms.wishes
+            self._nodes = (now, read_nodes(raw, everybody, wishes.selector, wishes.tolerations))
+        return self._nodes[1]
+
+    async def quotas(self) -> Sequence[Object]:
+        """The namespace's quotas that hold for every pod; () where they may not be seen."""
+        async with _sorted("the namespace's quotas cannot be listed"):
+            try:
+                found = await self.api.items(f"{self._core}/resourcequotas")
+            except Answered as error:
+                if error.status == 403:
+                    return ()
+                raise
+        return [each for each in found if not each["spec"].get("scopes") and not each["spec"].get("scopeSelector")]
+
+    async def launch(self, spec: GangSpec) -> None:
+        """As Provider.launch, for an offer of this site."""
+        async with self._launching.setdefault(spec.name, asyncio.Lock()), _sorted(f"{spec.name} cannot be launched"):
+            try:
+                await self._launch(spec)
+            finally:
+                self._launching.pop(spec.name, None)
+
+    async def gangs(self, name: str | None) -> Sequence[GangSeen]:
+        """As Provider.gangs."""
+        async with _sorted("pods cannot be listed"):
+            query = {"labelSelector": f"{pods.INSTALLATION}={self._terms.mark}"}
+            if name is None:
+                raw = await self.api.items(f"{self._core}/configmaps", query)  # before the pods, which are made later
+            else:
+                one = await self.api.find(f"{self._core}/configmaps/{name}")
+                raw = [one] if one is not None and self._is_ours(one) else []
+                query["labelSelector"] += f",{pods.GANG}={name}"
+            records = [record for record in map(sight.read_record, raw) if record is not None]
+            if all(record.ended for record in records):
+                found: Sequence[Object] = ()
+            else:
+                found = await self.api.items(f"{self._core}/pods", query)
+            by_gang: dict[str, dict[str, Object]] = {}
+            for pod in found:
+                by_gang.setdefault(pod["metadata"]["labels"][pods.GANG], {})[pod["metadata"]["name"]] = pod
+            return [
+                seen
+                for record in records
+                if (seen := await self._see(record, by_gang.get(record.name, {}))) is not None
+            ]
+
+    async def remove(self, name: str) -> None:
+        """As Provider.remove."""
+        async with _sorted(f"{name} cannot be removed"):
+            raw = await self.api.find(f"{self._core}/configmaps/{name}")
+            record = sight.read_record(raw) if raw is not None and self._is_ours(raw) else None
+            if record is None or record.ended is not None:
+                return
+            query = {"labelSelector": f"{pods.INSTALLATION}={self._terms.mark},{pods.GANG}={name}"}
+            await self._remove(record, await self.api.items(f"{self._core}/pods", query))
+
+    async def close(self) -> None:
+        await self.lines.close()
+        await self.api.close()
+
+    # Launching
+
+    async def _launch(self, spec: GangSpec) -> None:
+        terms = self._terms
+        if terms.agent is None:
+            raise Refused("no agent can be started here: the server did not say how")
+        known = await self.api.find(f"{self._core}/configmaps/{spec.name}")
+        node = await self._find_room(spec, known is not None)
+        agent = await self._place_agent(terms.agent)
+        await self._claim_volumes(spec)
+        record = pods.make_record(spec, terms.mark, terms.now().isoformat())
+        made = None if known is not None else await self.api.make(f"{self._core}/configmaps", record)
+        raw = made or known or await self.api.get(f"{self._core}/configmaps/{spec.name}")
+        if not self._is_ours(raw):
+            raise Refused(f"the name {spec.name} is taken by another installation in this namespace")
+        before = sight.read_record(raw)
+        if before is None or before.ended or before.removing_at or before.seen:
+            return
+        owner = pods.Owner(name=spec.name, uid=before.uid)
+        ranks = [pods.make_pod(spec, rank, terms.mark, owner, node, terms.wishes, agent) for rank in range(spec.nodes)]
+        try:
+            await self.api.make(f"{self._core}/secrets", pods.make_secret(spec, terms.mark, owner))
+            results = await asyncio.gather(
+                *(self.api.make(f"{self._core}/pods", pod) for pod in ranks), return_exceptions=True
+            )
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+        except Answered as error:
+            problem = _sort_refusal(error)
+            if not isinstance(problem, TryAgain):
+                await self._forget(before)
+            raise problem from error
+        self._nodes = None
+        after = await self.api.find(f"{self._core}/configmaps/{spec.name}")
+        if after is None or "removing_at" in (after.get("data") or {}):  # removed by another server meanwhile
+            await self._drop_pods(before)
+
+    async def _find_room(self, spec: GangSpec, known: bool) -> ClusterNode:
+        """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room now."""
+        offer, waits = spec.offer, self._terms.wishes.waits
+        alike = nodes_for(await self.nodes(_NODES_AGE), offer)
+        if not alike:
+            raise NoCapacity(f"{offer.key}: the cluster has no such nodes now")
+        part = part_of_offer(offer)
+        room = sum(count_fitting(node, part) for node in alike)
+        if not waits and not known and room < spec.nodes:
+            raise NoCapacity(f"{offer.key}: there is room for {room} of {spec.nodes} pods now")
+        return next((node for node in alike if count_fitting(node, part)), alike[0])
+
+    async def _place_agent(self, pack: Callable[[], bytes]) -> str:
+        """Put what pods run into the namespace, once for each content."""
+        if not self._placed_agent:
+            texts = {name: (Path(__file__).parent / "pod" / name).read_text(encoding="utf-8") for name in _BROUGHT}
+            archive = pack()
+            content = hashlib.sha256(archive + "".join(texts.values()).encode()).hexdigest()[:12]
+            name = f"remuda-agent-{content}"
+            await self.api.make(
+                f"{self._core}/configmaps",
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "remuda"}},
+                    "data": texts,
+                    "binaryData": {"agent.pyz": base64.b64encode(archive).decode()},
+                    "immutable": True,
+                },
+            )
+            self._placed_agent = name
+        return self._placed_agent
+
+    async def _claim_volumes(self, spec: GangSpec) -> None:
+        for volume in spec.volumes:
+            if volume.kind is VolumeKind.NAMED:
+                await self._claim(volume, spec.nodes)
+
+    async def _claim(self, volume: Volume, nodes: int) -> None:
+        if await self.api.find(f"{self._core}/persistentvolumeclaims/{volume.source}") is not None:
+            return
+        if volume.size_gib is None:
+            where = self.api.context.namespace
+            raise Refused(f"volumes: there is no claim {volume.source} in {where}; give a `size` to have it made")
+        await self.api.make(f"{self._core}/persistentvolumeclaims", pods.make_claim(volume, nodes))
+
+    # Looking
+
+    async def _see(self, record: Record, found: Mapping[str, Object]) -> GangSeen | None:
+        now = self._terms.now()
+        if record.ended is not None:
+            if now - record.ended.at >= _REMEMBERED:
+                await self.api.drop(f"{self._core}/configmaps/{record.name}")
+                return None
+            return sight.as_seen(record, record.ended)
+        lost = await self._find_lost(list(found.values()))
+        for name in found:
+            self._last[name] = found[name]
+        names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
+        gone = {name: self._last[name] for name in names if name not in found and name in self._last}
+        look = sight.look(record, found, gone, lost, now)
+        if look.end is not None:
+            return await self._end(record, look.end, look.seen, [name for name in look.stuck if name in found])
+        if look.note is not None:
+            await self._patch(record.name, {"seen": sight.write_ranks(look.note)})
+        hopeless = sight.why_hopeless(list(found.values()), now, waits=self._terms.wishes.waits)
+        if hopeless and record.removing_at is None:
+            await self._remove(record, list(found.values()), hopeless)
+        if record.removing_at is not None:
+            for name in look.stuck:
+                await self.api.drop(f"{self._core}/pods/{name}", _DOOMED)
+        return look.seen
+
+    async def _find_lost(self, found: Sequence[Object]) -> Mapping[str, str]:
+        after = timedelta(seconds=self._terms.wishes.lost_after_s)
+        lost = {}
+        for name in sight.suspects(found):
+            try:
+                node = await self.api.find(f"/api/v1/nodes/{name}")
+            except Answered:
+                continue  # who may not look at nodes has to wait for Kubernetes' own conclusions
+            if reason := sight.why_lost(node, after, self._terms.now()):
+                lost[name] = reason
+        return lost
+
+    async def _end(self, record: Record, ended: sight.Ended, seen: GangSeen, stuck: Sequence[str]) -> GangSeen:
+        """Remember the end, then let the pods go."""
+        body = {"metadata": {"resourceVersion": record.version}, "data": {"ended": sight.write_ended(ended)}}
+        try:
+            if await self.api.patch(f"{self._core}/configmaps/{record.name}", body) is None:
+                return seen
+        except Answered as error:
+            if error.status == 409:
+                raise TryAgain(f"{record.name} has changed; look again") from error
+            raise
+        for name in stuck:
+            await self.api.drop(f"{self._core}/pods/{name}", _DOOMED)
+        await self._drop_pods(record)
+        await self.api.drop(f"{self._core}/secrets/{record.name}")
+        for rank in range(record.nodes):
+            self._last.pop(pods.pod_name(record.name, rank), None)
+        return seen
+
+    # Removing
+
+    async def _remove(self, record: Record, found: Sequence[Object], refusal: str = "") -> None:
+        data = {"removing_at": self._terms.now().isoformat()} if record.removing_at is None else {}
+        begun = [rank for pod in found if (rank := sight.read_pod(pod, {}, self._terms.now())).started_at]
+        if begun and not record.seen:
+            data["seen"] = sight.write_ranks(begun)
+        if refusal:
+            data["refusal"] = refusal
+        if data:
+            await self._patch(record.name, data)
+        for pod in found:
+            self._last[pod["metadata"]["name"]] = pod
+        await self._drop_pods(record, hasty=not begun)
+
+    async def _drop_pods(self, record: Record, *, hasty: bool = False) -> None:
+        """Ask for the pods' end; `hasty` where nothing works in them that has to be asked to stop.
+
+        Kubelets of old get entangled in pods that end while their volumes are being mounted, for a minute.
+        """
+        names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
+        await asyncio.gather(*(self.lines.tell_removed(name) for name in names))
+        options = _DOOMED if hasty else None
+        await asyncio.gather(*(self.api.drop(f"{self._core}/pods/{name}", options) for name in names))
+
+    async def _forget(self, record: Record) -> None:
+        """Nothing was started: leave nothing."""
+        names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
+        await asyncio.gather(*(self.api.drop(f"{self._core}/pods/{name}", _DOOMED) for name in names))
+        await self.api.drop(f"{self._core}/secrets/{record.name}")
+        await self.api.drop(f"{self._core}/configmaps/{record.name}")
+
+    async def _patch(self, name: str, data: Mapping[str, str]) -> None:
+        await self.api.patch(f"{self._core}/configmaps/{name}", {"data": dict(data)})
+
+    def _is_ours(self, raw: Object) -> bool:
+        labels = raw["metadata"].get("labels") or {}
+        return bool(labels.get(pods.INSTALLATION) == self._terms.mark)
+
+
+def part_of_offer(offer: Offer) -> Part:
+    """What each pod of an offer asks for."""
+    return part_of(Shape(cpus=int(offer.vcpus), memory_mib=offer.memory_mib, gpus=offer.accelerator_count, gpu=""))
+
+
+def _sort_refusal(error: Answered) -> ProviderError:
+    """A quota that others use up is no capacity; one that is too small for the gang is for a person to raise."""
+    found = _QUOTA.search(str(error)) if "exceeded quota" in str(error) else None
+    if found is None:
+        return error.sorted
+    too_small = read_quantity(found[2]) > read_quantity(found[3])
+    return Refused(str(error)) if too_small else NoCapacity(str(error))
+
+
+@asynccontextmanager
+async def _sorted(what: str) -> AsyncIterator[None]:
+    """Turns what an API server answers into what callers of a provider expect."""
+    try:
+        yield
+    except Answered as error:
+        problem = error.sorted
+        raise type(problem)(f"{what}: {problem}") from error

@@ -1,0 +1,112 @@
+"""The Kubernetes provider keeps the contract, on a real cluster."""
+
+import asyncio
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.system.kubernetes.cluster import Cluster, shared
+
+from remuda.providers.base import GangState, ProviderContext
+from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.kubernetes import MANIFEST
+from remuda.providers.kubernetes.provider import KubernetesProvider
+
+pytestmark = pytest.mark.system
+
+# In the agent's place: it works until it is told to go, and leaves when its pod has a file `finish`.
+STAND_IN = """
+import json, os, signal, sys, time
+with open(sys.argv[-1]) as file:
+    home = json.load(file)["home"]
+os.makedirs(home, exist_ok=True)
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+while not told and not os.path.exists("/tmp/finish"):
+    time.sleep(0.02)
+with open(home + "/exit.json", "w") as file:
+    json.dump({"outcome": "stopped" if told else "succeeded", "exit_code": 143 if told else 0, "reason": ""}, file)
+"""
+
+
+def make_archive() -> bytes:
+    """The stand-in, packed as the agent is."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("__main__.py"), STAND_IN)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    found = shared()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+class KubernetesPlace:
+    """A cluster with a stand-in for the agent; `later` shifts the providers' clock."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.later = timedelta(0)
+        self.providers: list[KubernetesProvider] = []
+        self.settings: dict[str, str | int | float | bool] = {"price_usd_gpu_hr": "H100=2.5 1"}
+
+    def provider(self, installation: str) -> KubernetesProvider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.folder,
+            settings={"kubeconfig": str(self.cluster.kubeconfig), "image": "localhost/python:1", **self.settings},
+            agent_archive=make_archive,
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        provider = KubernetesProvider(MANIFEST, context)
+        self.providers.append(provider)
+        return provider
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(90):
+            while not await self._settled():
+                await asyncio.sleep(0.1)
+
+    async def _settled(self) -> bool:
+        rows = await self._pods()
+        for row in rows:
+            labels, status = row["metadata"]["labels"], row["status"]
+            states = [state for each in status.get("containerStatuses", ()) for state in each["state"]]
+            if "remuda/gang" in labels and (states != ["running"] or "deletionTimestamp" in row["metadata"]):
+                for provider in self.providers:
+                    if provider.mark == labels["remuda/installation"]:
+                        await provider.gangs(labels["remuda/gang"])
+                return False
+        return True
+
+    async def _pods(self) -> list[dict[str, dict[str, dict[str, str]]]]:
+        return json.loads(await asyncio.to_thread(self.cluster.kubectl, "get", "pods", "-o", "json"))["items"]
+
+    async def end(self, gang: str) -> None:
+        for row in await self._pods():
+            if row["metadata"]["labels"].get("remuda/gang") == gang:
+                name = str(row["metadata"]["name"])
+                await asyncio.to_thread(self.cluster.kubectl, "exec", name, "--", "touch", "/tmp/finish")
+        async with asyncio.timeout(60):
+            for provider in self.providers:
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.1)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length
+
+
+class TestKubernetes(ProviderContract):
+    @pytest.fixture
+    def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[Place]:
+        yield KubernetesPlace(cluster, tmp_path)
+        cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--wait=false")

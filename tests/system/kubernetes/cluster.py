@@ -1,0 +1,293 @@
+"""A real Kubernetes on this machine for tests: two nodes with eight pretended GPUs each.
+
+It is built once, from Debian's source, into ~/.cache/remuda; see build.sh. One cluster serves all tests of a process.
+`python -m tests.system.kubernetes.cluster` leaves one running for trying things out, until Ctrl-D.
+"""
+
+import atexit
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+CACHE = Path("~/.cache/remuda/kubernetes-1.20.2").expanduser()
+HERE = Path(__file__).parent
+PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "conntrack",
+            "iproute2", "iptables", "curl", "openssl")  # fmt: skip
+BUILD_S, UP_S = 900, 150
+GROUP = "remuda-kube"
+
+
+class Cluster:
+    """A running cluster. `kubeconfig` reaches it as its administrator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes = 2
+        self.kubeconfig = folder / "admin.conf"
+        self._keeper: subprocess.Popen[str] | None = None
+
+    def up(self) -> None:
+        door = socket.create_server(("127.0.0.1", 0))
+        os.set_inheritable(door.fileno(), True)
+        config = {
+            "folder": str(self.folder / "k"),
+            "bin": str(CACHE / "bin"),
+            "images": [str(path) for path in sorted((CACHE / "images").glob("*.tar"))],
+            "python": sys.executable,
+            "plugin": str(HERE / "plugin.py"),
+            "fd": door.fileno(),
+            "group": GROUP,
+            "nodes": self.nodes,
+        }
+        (self.folder / "k").mkdir(parents=True)
+        path = self.folder / "keeper.json"
+        path.write_text(json.dumps(config))
+        cleaner = ["setsid", "sh", str(HERE / "cleaner.sh"), GROUP, str(self.folder)]
+        self._cleaner = subprocess.Popen(cleaner, stdin=subprocess.PIPE)
+        command = ["setpriv", "--pdeathsig=KILL", "unshare", "--pid", "--fork", "--kill-child=KILL", "--mount"]
+        command += ["--propagation=private", "--mount-proc", sys.executable, "-u", str(HERE / "keeper.py"), str(path)]
+        with open(self.folder / "keeper.log", "wb") as log:
+            self._keeper = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                pass_fds=[door.fileno()],
+                env={**os.environ, "PATH": path_of(), "PYTHONPATH": str(CACHE / "python")},
+                start_new_session=True,
+            )
+        address = f"https://127.0.0.1:{door.getsockname()[1]}"
+        door.close()
+        self._write_kubeconfig(address)
+        if self._answer(UP_S) != "up":
+            said = (self.folder / "keeper.log").read_text()[-800:]
+            raise RuntimeError(f"the cluster did not come up: {said}")
+        self.until_ready(2)
+
+    def until_ready(self, nodes: int) -> None:
+        give_up = time.monotonic() + 60
+        while self.count_ready() < nodes:
+            if time.monotonic() > give_up:
+                raise RuntimeError("the nodes did not become ready within 60 s")
+            time.sleep(0.2)
+
+    def count_ready(self) -> int:
+        """The nodes that are ready and have their GPUs."""
+        found = self.kubectl("get", "nodes", "-o", "json", check=False)
+        count = 0
+        for node in json.loads(found)["items"] if found else ():
+            conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", ())}
+            has = node["status"].get("allocatable", {}).get("nvidia.com/gpu", "0") != "0"
+            count += conditions.get("Ready") == "True" and has
+        return count
+
+    def down(self) -> None:
+        if self._keeper is not None:
+            with suppress(OSError):
+                self._keeper.stdin.close()  # type: ignore[union-attr]  # it is a pipe
+            self._keeper.kill()  # its child goes with it, and with that all of the cluster
+            self._keeper.wait()
+            self._keeper = None
+            self._cleaner.communicate(timeout=60)
+
+    def kill_node(self, number: int) -> None:
+        self._tell(f"kill-node {number}")
+
+    def start_node(self, number: int) -> None:
+        self._tell(f"start-node {number}")
+        self.until_ready(self.nodes)
+
+    def set_unhealthy(self, number: int, *devices: str) -> None:
+        path = self.folder / f"k/n{number}/varlib/device-plugins/unhealthy"
+        path.write_text("\n".join(devices))
+
+    def kubectl(self, *arguments: str, stdin: str = "", check: bool = True) -> str:
+        done = subprocess.run(
+            ["kubectl", f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{arguments}: {done.stderr}"
+        return done.stdout
+
+    def _tell(self, command: str) -> None:
+        assert self._keeper is not None
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(command + "\n")
+        self._keeper.stdin.flush()
+        assert self._answer(90) == "done"
+
+    def _answer(self, seconds: float) -> str:
+        assert self._keeper is not None
+        timer = threading.Timer(seconds, self._keeper.kill)
+        timer.start()
+        try:
+            return self._keeper.stdout.readline().strip()  # type: ignore[union-attr]  # it is a pipe
+        finally:
+            timer.cancel()
+
+    def _write_kubeconfig(self, address: str) -> None:
+        cluster = {"server": address, "insecure-skip-tls-verify": True}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "meadow", "cluster": cluster}],
+            "users": [
+                {"name": "ann", "user": {"token": "admin-token"}},
+                {"name": "viewer", "user": {"token": "viewer-token"}},
+            ],
+            "contexts": [
+                {"name": "meadow", "context": {"cluster": "meadow", "user": "ann"}},
+                {"name": "viewer", "context": {"cluster": "meadow", "user": "viewer"}},
+            ],
+            "current-context": "meadow",
+        }
+        self.kubeconfig.write_text(json.dumps(config))
+
+
+@cache
+def shared() -> "Cluster | str":
+    """This process's cluster, or why there is none. It is tried once."""
+    if reason := why_not():
+        return reason
+    root = Path(tempfile.mkdtemp(prefix="rmk-", dir="/tmp"))
+    cluster = Cluster(root)
+    atexit.register(cluster.down)
+    try:
+        cluster.up()
+    except (RuntimeError, OSError, AssertionError, subprocess.SubprocessError) as error:
+        cluster.down()
+        return f"no Kubernetes could be started here: {error}"
+    return cluster
+
+
+def why_not() -> str:
+    """Why no cluster can be made here; installs and builds what is missing, once."""
+    if os.getuid() != 0:
+        return "a Kubernetes is started by root here, and this is not root"
+    if not os.path.isdir("/sys/fs/cgroup/cpuset"):
+        return "Kubernetes 1.20 wants control groups of version 1, which this machine has not"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    tools = ("etcd", "containerd", "runc", "ctr", "conntrack", "ip", "busybox", "curl", "openssl")
+    try:
+        if not all(shutil.which(tool, path=path_of()) for tool in tools) or not os.path.exists("/usr/lib/cni/ptp"):
+            if not shutil.which("apt-get"):
+                return "containerd and etcd are not installed, and there is no apt-get to install them"
+            environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]
+            step(300, *apt, "update", env=environ)
+            step(300, *apt, "install", "-y", "--no-install-recommends", *PACKAGES, env=environ)
+        if not shutil.which("kubectl"):
+            return "there is no kubectl"
+        if not (CACHE / "bin/kubelet").exists():
+            step(BUILD_S, "nice", "bash", str(HERE / "build.sh"), str(CACHE))
+        if not (CACHE / "python/grpc").exists():
+            step(300, sys.executable, "-m", "pip", "install", "-q", "--target", str(CACHE / "python"), "grpcio")
+        make_images()
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        return f"Kubernetes could not be made ready: {error} {said.decode(errors='replace')[-300:]}"
+    return ""
+
+
+def step(seconds: float, *command: str, env: "dict[str, str] | None" = None) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=seconds, env=env)
+
+
+def make_images() -> None:
+    """Images without a registry: the pause, a busybox, and a busybox with this machine's Python."""
+    folder = CACHE / "images"
+    folder.mkdir(exist_ok=True)
+    from remuda.providers.hosts.parcels import pack_python
+
+    if not (folder / "pause.tar").exists():
+        write_image(folder / "pause.tar", "localhost/pause:1", None, ["/bin/busybox", "sleep", "2147483647"])
+        write_image(folder / "box.tar", "localhost/box:1", None, ["sh"])
+    version = "{}.{}.{}".format(*sys.version_info[:3])
+    if not (folder / f"python-{version}.tar").exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            packed = pack_python(Path(scratch)).content
+        write_image(folder / f"python-{version}.tar", "localhost/python:1", packed, ["sh"])
+
+
+def write_image(path: Path, name: str, python: "bytes | None", command: "list[str]") -> None:
+    """A docker archive of one layer."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        busybox = Path(shutil.which("busybox") or "/bin/busybox")
+        for folder in ("bin", "usr", "usr/bin", "tmp", "etc", "root"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            tar.addfile(entry)
+        add(tar, "bin/busybox", busybox.read_bytes(), 0o755)
+        applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+        for applet in applets:
+            if applet != "busybox":
+                link = tarfile.TarInfo(f"bin/{applet}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(link)
+        if python is not None:
+            with tarfile.open(fileobj=io.BytesIO(python)) as packed:
+                for member in packed:
+                    content = packed.extractfile(member)
+                    assert content is not None
+                    add(tar, f"opt/python/{member.name}", content.read(), member.mode)
+            home = "/opt/python"
+            start = f'#!/bin/sh\nexec {home}/lib/loader --library-path {home}/lib {home}/bin/python3 "$@"\n'
+            add(tar, "usr/bin/python3", start.encode(), 0o755)
+    from hashlib import sha256
+
+    digest = sha256(layer.getvalue()).hexdigest()
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine],
+        "os": "linux",
+        "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "MADE_FROM=an image"], "Cmd": command},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+    }
+    text = json.dumps(config).encode()
+    file = f"{sha256(text).hexdigest()}.json"
+    fresh = path.with_suffix(".new")
+    with tarfile.open(fresh, "w") as tar:
+        add(tar, "layer.tar", layer.getvalue(), 0o644)
+        add(tar, file, text, 0o644)
+        manifest = [{"Config": file, "RepoTags": [name], "Layers": ["layer.tar"]}]
+        add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
+    fresh.rename(path)
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def path_of() -> str:
+    return os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    found = shared()
+    if isinstance(found, str):
+        sys.exit(found)
+    took = f"up after {time.monotonic() - began:.1f} s; Ctrl-D ends it"
+    print(f"export KUBECONFIG={found.kubeconfig}    # {took}", flush=True)
+    for line in sys.stdin:
+        words = line.split()
+        if words:
+            {"kill": found.kill_node, "start": found.start_node}[words[0]](int(words[1]))
