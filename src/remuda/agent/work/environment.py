@@ -59,7 +59,7 @@ def make_environment(config: Config, work: Work, places: Places, socket: str = "
 
     `socket`: where the agent listens to the task, "" for nowhere.
     """
-    env = base_environment()
+    env = base_environment(every=config.boxed)
     env.update(work.env)
     env.update(work.secrets)
     for name, value in work.params.items():
@@ -77,11 +77,11 @@ def find_shell() -> str:
     return next(path for path in SHELLS if os.path.exists(path))
 
 
-def base_environment() -> dict[str, str]:
-    """A login's variables, without the agent's other ones."""
+def base_environment(*, every: bool = False) -> dict[str, str]:
+    """A login's variables, without the agent's other ones; with `every` also what the node's own image sets."""
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
-        if name in BASE or name.startswith("LC_"):
+        if name in BASE or name.startswith("LC_") or every:
             env[name] = value
     if "HOME" not in env:
         env["HOME"] = os.path.expanduser("~")
