@@ -115,7 +115,7 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
         raise Failure(f"no accelerator {given['only']!r} whose figures are known", "`remuda offers --accelerators`")
     prices = _cheapest(given["gpus"])
     found = [_row(estimate_on(profile, device, run), prices, given["samples"]) for device in devices]
-    found.sort(key=lambda row: (not row["fits"], row["usd"] is None, row["usd"] or 0, row["usd_hr"] or 1e9))
+    found.sort(key=lambda row: (not row["fits"], row["usd_per_1000"] is None, row["usd_per_1000"] or row["step_ms"]))
     if output == "json":
         json_out({"profile": profile.name, "batch": run.batch or profile.batch, "estimates": found})
         return
@@ -181,7 +181,7 @@ def _row(on: "OnDevice", prices: "dict[tuple[str, int], Offer]", samples: float 
         "place": f"{offer.provider} {offer.instance_type}" if offer else None,
         "usd_per_1000": thousand,
         "time_s": lasts,
-        "usd": None if price is None or not on.fits else lasts / 3600 * price if lasts else thousand,
+        "usd": lasts / 3600 * price if lasts and price is not None and on.fits else None,
     }
 
 

@@ -2,21 +2,28 @@
 
 import runpy
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from remuda.train.operations import as_on_gpu
+from remuda.train.run import Run
 from remuda.train.trace import Recorder, summarize
 
 
 def _not_compiled(model: Any = None, **options: Any) -> Any:
     return model if model is not None else lambda given: given
+
+
+def _from_the_start(run: Run) -> bool:
+    return False
 
 
 class _Done(BaseException):
@@ -55,6 +62,8 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     )
     argv, sys.argv = sys.argv, [path, *arguments]
     compile_, torch.compile = torch.compile, _not_compiled  # what compiling gains is worked out from the trace
+    resume = Run.resume
+    setattr(Run, "resume", _from_the_start)  # noqa: B010 - checkpoints are left alone
     try:
         with fake_device(), as_on_gpu():
             runpy.run_path(path, run_name="__main__")
@@ -68,6 +77,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
         )
     finally:
         sys.argv, torch.compile = argv, compile_
+        setattr(Run, "resume", resume)  # noqa: B010 - as above
         for handle in handles:
             handle.remove()
     raise RuntimeError(f"{path} ended without an optimizer's step: there is no step to measure")
@@ -76,15 +86,25 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 @contextmanager
 def fake_device() -> Iterator[None]:
     """Models and batches made under it weigh nothing: tensors have shapes and no data, and moving them does nothing."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     apply = torch.nn.Module._apply
     setattr(torch.nn.Module, "_apply", _convert)  # noqa: B010 - so that types stay as they were declared
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
+        with _Fake(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
             yield
     finally:
         setattr(torch.nn.Module, "_apply", apply)  # noqa: B010 - as above
+
+
+class _Fake(FakeTensorMode):
+    """One thread at a time: a loader's threads collate fake samples while the model runs."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]  # torch's
+        self._lock = threading.RLock()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self._lock:
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:

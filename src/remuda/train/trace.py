@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from remuda.train.operations import FUSIBLE, as_on_gpu, classify, count_flops, moved_bytes
 
+_BATCHES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16, 64)  # times the one traced, for which the peak is to be right
+_SHARES = (1, 1 / 8, 0)  # of the gradients
 _BLOCK = 512  # bytes: what PyTorch's caching allocator rounds every request up to
 
 
@@ -148,7 +150,7 @@ def summarize(
         key = (event.kind, event.dtype, event.backward, event.flops, event.bytes, fixed, fused[index], event.size)
         ops[key] += 1
     names = ("kind", "dtype", "backward", "flops", "bytes", "fixed_bytes", "fused_bytes", "size")
-    eager, compiled = _peak(tape, frozenset()), _peak(tape, gone)
+    eager, compiled = _peaks(tape, frozenset()), _peaks(tape, gone)
     return {
         "format": "remuda-work-profile/1",
         "name": name,
@@ -161,7 +163,7 @@ def summarize(
             "parameters": sum(each.bytes for each in tape.storages if each.kept == "parameter"),
             "gradients": sum(each.bytes for each in tape.storages if each.kept == "gradient"),
             "buffers": sum(each.bytes for each in tape.storages if each.kept == "buffer"),
-            "activations": eager,  # at the peak: all, of them fixed, gradients
+            "activations": eager,
             "activations_compiled": compiled,
         },
         "ops": [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()],
@@ -206,9 +208,11 @@ def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
     return moved, gone
 
 
-def _peak(tape: Tape, gone: frozenset[int]) -> tuple[int, int, int]:
-    """The most that was alive at once beside parameters and buffers, in bytes: activations, how much of them does not
-    grow with the batch (parameters cast to another type), and gradients then.
+def _peaks(tape: Tape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
+    """What was alive at once beside parameters and buffers, in bytes: activations, how much of them does not grow with
+    the batch (parameters cast to another type), and gradients.
+
+    Of all moments those are given that are the highest for some batch and some sharding of the gradients.
     """
     cast = {each for event in tape.events if all(_is_kept(tape, read) for read in event.reads) for each in event.writes}
     changes: dict[int, list[tuple[int, int]]] = {}  # by event: which of the three, and by how much
@@ -220,10 +224,13 @@ def _peak(tape: Tape, gone: frozenset[int]) -> tuple[int, int, int]:
         if storage.died is not None and storage.kept != "gradient":
             changes.setdefault(storage.died, []).append((which, -storage.bytes))
     alive = [0, 0, 0]
-    best = (0, 0, 0)
+    best: dict[tuple[float, float], tuple[float, tuple[int, int, int]]] = {}
     for index in sorted(changes):
         for which, size in changes[index]:
             alive[which] += size
-        if sum(alive) > sum(best):
-            best = (alive[0], alive[1], alive[2])
-    return best[0] + best[1], best[1], best[2]
+        for batch in _BATCHES:
+            for share in _SHARES:
+                height = alive[0] * batch + alive[1] + alive[2] * share
+                if height > best.get((batch, share), (-1.0, ()))[0]:
+                    best[batch, share] = height, (alive[0] + alive[1], alive[1], alive[2])
+    return sorted({moment for _, moment in best.values()})
