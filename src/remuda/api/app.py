@@ -24,6 +24,7 @@ from remuda.api.routes import (
     jobs,
     logs,
     machines,
+    markets,
     secrets,
     server,
 )
@@ -33,7 +34,7 @@ from remuda.client.wire import ErrorBody
 
 _ROUTERS = tuple(
     each.router
-    for each in (server, jobs, logs, execs, secrets, blobs, fleet, machines, checkpoints, data, agents, boot)
+    for each in (server, jobs, logs, execs, secrets, blobs, fleet, machines, markets, checkpoints, data, agents, boot)
 )
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from remuda.catalog.query import Matches, NearMiss
     from remuda.cli.output import Column
+    from remuda.client.wire import MarketRow
     from remuda.domain.offers import Offer
     from remuda.domain.tasks import Resources
     from remuda.store.snapshot import Snapshot
@@ -80,7 +81,8 @@ _FAULTS = {
 
 
 def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, object], output: str) -> None:
-    from remuda.cli.output import rows_out
+    from remuda.cli.chances import seen_here
+    from remuda.cli.output import Column, rows_out
 
     limit = given["limit"]
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
@@ -90,9 +92,24 @@ def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, objec
         _explain_nothing(snapshot, need, output, bool(given["reserved"]))
     offers = found.offers if by_price else sorted(found.offers, key=_sort_key(str(given["sort"])))
     offers = offers[: rows or None]
-    rows_out(_columns(), [_row(offer) for offer in offers], output)
+    seen = seen_here()
+    shown = [[*_row(offer), _seen_text(seen.get(offer.key))] for offer in offers]
+    any_seen = any(offer.key in seen for offer in offers)
+    rows_out([*_columns(), Column("seen", "SEEN HERE", hidden=not any_seen, wide=True)], shown, output)
     if output == "table" and len(offers) < found.matched:
         click.echo(f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True)
+
+
+def _seen_text(seen: "MarketRow | None") -> str | None:
+    """ "granted 9 of 12, taken 3 times in 41 h, boots in 95 s"."""
+    if seen is None:
+        return None
+    told = [f"granted {seen.granted} of {seen.granted + seen.refused}"]
+    if seen.lives:
+        told.append(f"taken {seen.taken} times in {seen.node_hours:.1f} h")
+    if seen.boots:
+        told.append(f"boots in {seen.boot_s:.0f} s")
+    return ", ".join(told)
 
 
 def _columns() -> "list[Column]":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from remuda.domain.offers import Offer
     from remuda.domain.tasks import Task
     from remuda.planner.explain import Explanation, Miss
+    from remuda.planner.outlook import Outlook
     from remuda.planner.placements import Placement, Plan
 
 
@@ -52,6 +53,7 @@ def command(
     Nothing is started and nobody is asked for money. Estimates are what the task's `work` and limits allow to say;
     what they rest on is written below the table.
     """
+    from remuda.cli.chances import tell_chances
     from remuda.cli.offered import gather
     from remuda.cli.profiles import with_rates
     from remuda.planner.explain import explain, say_no_offer
@@ -68,16 +70,18 @@ def command(
         situation=offered.situation,
         view=View(limit=limit, distinct=not all_places),
     )
+    chances = tell_chances(task, offered.offers, datetime.now(UTC))
     found = explain(offered.matches, made, refused=offered.refused)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)
     match output:
         case "json":
-            _json_out(task, by, made, found, message)
+            _json_out(task, by, made, found, message, chances)
         case "csv":
             rows_out(_COLUMNS, [_row(rank, each, ()) for rank, each in enumerate(made.placements, 1)], "csv")
         case _:
             _tables_out(task, by, made, found, "" if all_places else " (the best of each machine)", offered.live)
+            _chances_out(chances)
     for problem in offered.problems:
         click.echo(f"note: {problem}", err=True)
     if message:
@@ -246,7 +250,30 @@ def _miss_row(miss: "Miss") -> tuple[object, ...]:
     return offer.provider, place_text(offer), offer.instance_type, offer.rate.micros_per_hour, miss.text, miss.change
 
 
-def _json_out(task: "Task", by: str, made: "Plan", found: "Explanation", message: str) -> None:
+def _chances_out(chances: "Sequence[Outlook]") -> None:
+    if not chances:
+        return
+    columns = (
+        Column("spot"),
+        Column("mean", "EXPECTED", lambda usd: f"${usd:,.2f}", right=True),
+        Column("p10", "P10", lambda usd: f"${usd:,.2f}", right=True),
+        Column("p90", "P90", lambda usd: f"${usd:,.2f}", right=True),
+        Column("in_time", "IN TIME", lambda share: f"{share:.0%}", right=True),
+        Column("hours", "HOURS (P50)", lambda hours: f"{hours:.1f}", right=True),
+    )
+    rows = [(each.kind, each.usd_mean, each.usd_p10, each.usd_p90, each.in_time, each.hours_p50) for each in chances]
+    click.echo()
+    rows_out(columns, rows, title="until the deadline, by resources.spot")
+    runs = max(each.runs for each in chances)
+    click.echo(
+        f"{runs} made-up courses each, by the policies that run jobs; spot comes and goes as was seen of these markets,"
+        " or by a cautious prior"
+    )
+
+
+def _json_out(
+    task: "Task", by: str, made: "Plan", found: "Explanation", message: str, chances: "Sequence[Outlook]"
+) -> None:
     from remuda.cli.output import json_out
 
     names = [column.name for column in _COLUMNS]
@@ -284,5 +311,18 @@ def _json_out(task: "Task", by: str, made: "Plan", found: "Explanation", message
                 for miss in found.misses
             ],
             "message": message or None,
+            "chances": [
+                {
+                    "spot": each.kind,
+                    "runs": each.runs,
+                    "usd_mean": each.usd_mean,
+                    "usd_p10": each.usd_p10,
+                    "usd_p90": each.usd_p90,
+                    "in_time": each.in_time,
+                    "hours_p50": each.hours_p50,
+                    "hours_p90": each.hours_p90,
+                }
+                for each in chances
+            ],
         }
     )

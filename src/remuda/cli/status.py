@@ -8,7 +8,7 @@ from remuda.cli.output import Column, json_out, pairs_out, rows_out
 from remuda.cli.session import project_option, session
 
 if TYPE_CHECKING:
-    from remuda.client.wire import JobDetail
+    from remuda.client.wire import JobDetail, OutlookView
 
 
 @click.command("status")
@@ -21,13 +21,16 @@ def command(name: str, project: str, output: str) -> None:
     """Show one job: phase, place, attempts, reasons, position in the queue."""
     with session() as client:
         job = client.job(project, name)
+        outlook = client.outlook(project, name) if job.course is not None and job.ended_at is None else None
     if output == "json":
         from msgspec.json import decode, encode
 
-        json_out(decode(encode(job)))  # task, origin and offer are raw JSON inside
+        told = decode(encode(job))  # task, origin and offer are raw JSON inside
+        json_out(told if outlook is None else told | {"outlook": decode(encode(outlook))})
         return
-    pairs_out(_facts(job))
+    pairs_out(_facts(job) + _course_facts(job, outlook))
     _attempts_out(job)
+    _search_out(job)
     _nodes_out(job)
 
 
@@ -50,9 +53,57 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         facts.append(("exit code", job.exit_code))
     ceiling = f", at most {shown.show_money(job.ceiling_micros)}" if job.ceiling_micros is not None else ""
     facts.append(("spent", shown.show_money(job.spent_micros) + ceiling))
-    if job.attempts and (latest := job.attempts[-1]).nodes and (progress := latest.nodes[0].progress):
+    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
+    if own is not None and own.nodes and (progress := own.nodes[0].progress):
         facts.append(("progress", shown.show_progress(progress)))
     return facts
+
+
+def _course_facts(job: "JobDetail", outlook: "OutlookView | None") -> list[tuple[str, object]]:
+    """What was decided last and why, and what is expected of the rest."""
+    from remuda.cli import shown
+
+    facts: list[tuple[str, object]] = []
+    if job.course is not None:
+        where = f" at {job.course.place}" if job.course.place else ""
+        facts.append(("decided", f"{job.course.mode}{where}, {shown.show_ago(job.course.at)}: {job.course.reason}"))
+    if job.reliefs:
+        facts.append(("second gang", ", ".join(f"attempt {number}" for number in job.reliefs)))
+    if outlook is not None and outlook.runs:
+        money = [shown.show_money(each) for each in (outlook.mean_micros, outlook.p10_micros, outlook.p90_micros)]
+        cost = f"{money[0]} more expected ({money[1]} to {money[2]} in eight of ten courses)"
+        facts.append(("outlook", f"{cost}, in time in {outlook.in_time:.0%}, over in {outlook.hours_p50:.1f} h"))
+    elif outlook is not None:
+        facts.append(("outlook", outlook.reason))
+    return facts
+
+
+def _search_out(job: "JobDetail") -> None:
+    """Every place that said no or failed, and until when it is left alone."""
+    from datetime import UTC, datetime
+
+    from remuda.cli import shown
+
+    said: dict[str, tuple[int, str, datetime]] = {}
+    for attempt in job.attempts:
+        if attempt.outcome in ("capacity", "refused", "timeout", "node"):
+            count = said[attempt.place][0] if attempt.place in said else 0
+            said[attempt.place] = count + 1, attempt.reason, attempt.created_at
+    if not said:
+        return
+    now = datetime.now(UTC)
+    rows = [
+        (place, count, at, until if (until := job.avoid.get(place)) and until > now else None, reason)
+        for place, (count, reason, at) in said.items()
+    ]
+    columns = [
+        Column("place", wide=True),
+        Column("tries", right=True),
+        Column("last", show=shown.show_ago),
+        Column("avoided", "AVOIDED UNTIL", lambda at: f"{at:%H:%M:%S} UTC"),
+        Column("answer", wrap=True),
+    ]
+    rows_out(columns, rows, title="\nplaces that said no")
 
 
 def _attempts_out(job: "JobDetail") -> None:
@@ -86,11 +137,9 @@ def _nodes_out(job: "JobDetail") -> None:
         Column("use", wide=True),
         Column("exit_reason", "REASON", wrap=True),
     ]
-    rows = [
-        (n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason)
-        for n in job.attempts[-1].nodes
-    ]
-    rows_out(columns, rows, title=f"\nnodes of attempt {job.attempts[-1].number}")
+    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), job.attempts[-1])
+    rows = [(n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason) for n in own.nodes]
+    rows_out(columns, rows, title=f"\nnodes of attempt {own.number}")
 
 
 def _use(telemetry: dict[str, float]) -> str:

@@ -16,7 +16,7 @@ from remuda.client.ids import make_key
 from remuda.client.transport import Answer, Connection
 
 API = 1  # major version of the routes; another one is another language
-REVISION = 2  # grows with every addition to them
+REVISION = 3  # grows with every addition to them
 
 _T = TypeVar("_T")
 _TRIES = 4
@@ -119,6 +119,14 @@ class Client:
     def job(self, project: str, name: str) -> wire.JobDetail:
         """A job by name or id. Raises ApiError `job-not-found`."""
         return self._ask("GET", _job(project, name), wire.JobDetail)
+
+    def outlook(self, project: str, name: str) -> wire.OutlookView:
+        """What the rest of a job with a deadline may cost. Raises ApiError `job-not-found`."""
+        return self._ask("GET", _job(project, name) + "/outlook", wire.OutlookView)
+
+    def markets(self) -> list[wire.MarketRow]:
+        """What was seen of each offer that was ever used."""
+        return self._ask("GET", "/v1/markets", list[wire.MarketRow])
 
     def events(self, project: str, name: str, *, after: int = 0, wait_s: float = 0) -> wire.EventPage:
         """Events newer than `after`; waits up to `wait_s` for the first."""
@@ -226,13 +234,32 @@ class Client:
         started = self._ask("POST", base, wire.ExecStarted, ask, retry=False)
         offset, exit_code = 0, None
         while exit_code is None:
-            target = f"{base}/{started.id}" + query([("offset", str(offset)), ("wait_s", f"{_WAIT_S:g}")])
-            answer = self._call("GET", target, timeout_s=self._timeout_s + _WAIT_S)
-            offset += len(answer.body)
-            code = answer.headers.get("remuda-exit-code", "")
-            exit_code = int(code) if code else None
-            if answer.body or exit_code is not None:
-                yield ExecChunk(data=answer.body, exit_code=exit_code)
+            piece = self.read_exec(project, name, started.id, offset=offset)
+            offset, exit_code = offset + len(piece.data), piece.exit_code
+            if piece.data or exit_code is not None:
+                yield piece
+
+    def open_line(self, project: str, name: str, rank: int = 0) -> str:
+        """Have a node's agent listen to a user's hand; what goes over the line is `client.tunnel`'s. Its id."""
+        ask = wire.ExecAsk(rank=rank, hand=True)
+        return self._ask("POST", _job(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
+
+    def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
+        """A piece of the output from this byte on; waits a while for some."""
+        where = f"{_job(project, name)}/exec/{exec_id}"
+        target = where + query([("offset", str(offset)), ("wait_s", f"{_WAIT_S:g}")])
+        answer = self._call("GET", target, timeout_s=self._timeout_s + _WAIT_S)
+        code = answer.headers.get("remuda-exit-code", "")
+        return ExecChunk(data=answer.body, exit_code=int(code) if code else None)
+
+    def write_exec(
+        self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
+    ) -> wire.InputTaken:
+        """Send input; waits until it was taken, or a while."""
+        pairs = [("offset", str(offset)), *([("end", "true")] if end else [])]
+        target = f"{_job(project, name)}/exec/{exec_id}/input" + query(pairs)
+        answer = self._call("POST", target, data, timeout_s=self._timeout_s + _WAIT_S)
+        return decode(answer.body, type=wire.InputTaken)
 
     def cost(self, project: str, name: str) -> wire.CostView:
         return self._ask("GET", _job(project, name) + "/cost", wire.CostView)

@@ -124,6 +124,60 @@ class AttemptView(Reply, frozen=True, kw_only=True):
     nodes: list[NodeView]
 
 
+class CourseView(Reply, frozen=True, kw_only=True):
+    """What was decided last for a job with a deadline, and why. `mode` is idle, spot or on-demand."""
+
+    at: datetime
+    mode: str
+    reason: str
+    place: str | None
+
+
+class OutlookView(Reply, frozen=True, kw_only=True):
+    """What the rest of a job may cost and whether it ends in time, of `runs` made-up courses; 0 runs: not known, and
+    `reason` says why.
+    """
+
+    runs: int
+    reason: str = ""
+    mean_micros: int = 0
+    p10_micros: int = 0
+    p90_micros: int = 0
+    in_time: float = 0.0
+    hours_p50: float = 0.0
+    hours_p90: float = 0.0
+
+
+class SightView(Reply, frozen=True, kw_only=True):
+    """One thing seen of a market: granted, refused, booted, ended, taken, failed or a price."""
+
+    sight: str
+    at: datetime
+    seconds: float
+    rate_micros_per_hour: int | None = None
+
+
+class MarketRow(Reply, frozen=True, kw_only=True):
+    """What was seen of one offer in the last 30 days, and single sights of the last few.
+
+    `preemptions_per_hour` (of one node) is mixed with a cautious prior, which a few observations outweigh; `boot_s` is
+    the mean of those seen.
+    """
+
+    market: str
+    granted: int
+    refused: int
+    refused_at: datetime | None
+    lives: int
+    taken: int
+    failed: int
+    node_hours: float
+    boots: int
+    boot_s: float
+    preemptions_per_hour: float
+    recent: list[SightView] = []
+
+
 class JobDetail(JobRow, frozen=True, kw_only=True):
     """One job with everything known about it. `queue_position` is 1 for the next to start, null when not queued."""
 
@@ -135,6 +189,9 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     ceiling_micros: int | None
     queue_position: int | None
     attempts: list[AttemptView]
+    course: CourseView | None = None
+    reliefs: list[int] = []  # attempts beside the job's own, one of which may take over
+    avoid: dict[str, datetime] = {}  # places that failed or refused, until when they are left alone
 
 
 class EventView(Reply, frozen=True, kw_only=True):
@@ -235,12 +292,20 @@ class DrillAsk(Ask, frozen=True, kw_only=True):
 class ExecAsk(Ask, frozen=True, kw_only=True):
     """A command to run beside the job's work on one rank."""
 
-    command: list[str]
+    command: list[str] = []
     rank: int = 0
+    hand: bool = False  # instead of a command: shells, connections and files, both ways
 
 
 class ExecStarted(Reply, frozen=True, kw_only=True):
     id: str
+
+
+class InputTaken(Reply, frozen=True, kw_only=True):
+    """The number of the next byte that is wanted; `ended`: nobody takes any more."""
+
+    next: int
+    ended: bool = False
 
 
 class DownAsk(Ask, frozen=True, kw_only=True):

@@ -10,9 +10,12 @@ from remuda.client import wire
 from remuda.costs.metering import total
 from remuda.costs.timeline import Spell, trace
 from remuda.domain.events import Charge, Event
-from remuda.domain.jobs import Attempt, Job, Node
+from remuda.domain.jobs import Attempt, Course, Job, Node
+from remuda.domain.markets import Observation
 from remuda.domain.places import Hold
 from remuda.domain.units import Money
+from remuda.planner.markets import Standing
+from remuda.planner.outlook import Outlook
 from remuda.store.base import JobSummary
 
 _encode = Encoder().encode
@@ -83,6 +86,50 @@ def job_detail(
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
         queue_position=queue_position,
         attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
+        course=None if job.course is None else _course(job.course),
+        reliefs=list(job.reliefs),
+        avoid=dict(job.avoid),
+    )
+
+
+def _course(course: Course) -> wire.CourseView:
+    return wire.CourseView(at=course.at, mode=course.mode, reason=course.reason, place=course.place)
+
+
+def market_row(known: Standing, recent: Sequence[Observation]) -> wire.MarketRow:
+    return wire.MarketRow(
+        market=known.market,
+        granted=known.granted,
+        refused=known.refused,
+        refused_at=known.refused_at,
+        lives=known.lives,
+        taken=known.taken,
+        failed=known.failed,
+        node_hours=known.node_hours,
+        boots=known.boots,
+        boot_s=known.boot_s / known.boots if known.boots else 0.0,
+        preemptions_per_hour=known.preemptions_per_hour,
+        recent=[
+            wire.SightView(
+                sight=seen.sight,
+                at=seen.at,
+                seconds=seen.seconds,
+                rate_micros_per_hour=None if seen.rate is None else seen.rate.micros_per_hour,
+            )
+            for seen in recent
+        ],
+    )
+
+
+def outlook_view(found: Outlook) -> wire.OutlookView:
+    return wire.OutlookView(
+        runs=found.runs,
+        mean_micros=round(found.usd_mean * 1e6),
+        p10_micros=round(found.usd_p10 * 1e6),
+        p90_micros=round(found.usd_p90 * 1e6),
+        in_time=found.in_time,
+        hours_p50=found.hours_p50,
+        hours_p90=found.hours_p90,
     )
 
 

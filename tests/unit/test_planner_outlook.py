@@ -1,0 +1,134 @@
+"""Markets as they are known, courses as policies see them, and outlooks on jobs with deadlines."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from remuda.domain.markets import Observation, Sight, Tally
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from remuda.domain.units import HourlyRate, Money
+from remuda.planner.courses import Setting, Standpoint, advise, find_setting
+from remuda.planner.markets import Knowledge, Standing, resting_until, standings_of
+from remuda.planner.outlook import foresee
+from remuda.planner.spot.view import Mode
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+FIXED = Offer(
+    provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)
+)
+SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
+OFFERS = (SPOT, FIXED)
+
+
+def task(hours: float = 10, **changes: object) -> Task:
+    made = Task(
+        name="digits",
+        run="train",
+        resources=Resources(spot=SpotPolicy.AUTO),
+        checkpoint=Checkpoint(path="c", every=timedelta(minutes=10)),
+        limits=Limits(deadline_after=2 * hours * HOUR),
+        work=Work(samples=hours * 3600, rates={"cpu": 1.0}),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def at(hours: float = 20, **changes: object) -> Standpoint:
+    return replace(Standpoint(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
+
+
+def setting(job: Task, standpoint: Standpoint, offers: tuple[Offer, ...] = OFFERS) -> Setting:
+    found = find_setting(job, offers, Knowledge(), standpoint)
+    assert found is not None
+    return found
+
+
+def seen(sight: Sight, minute: float) -> Observation:
+    return Observation(market=SPOT.key, sight=sight, at=NOW + timedelta(minutes=minute))
+
+
+def test_records_are_mixed_with_a_prior_that_evidence_outweighs() -> None:
+    unknown = Standing(market="m")
+    assert unknown.preemptions_per_hour == pytest.approx(0.2)
+    day = 24 * 3600.0
+    tallies = [
+        Tally(market="m", sight=Sight.ENDED, count=10, seconds=day, node_seconds=50 * day, first_at=NOW, last_at=NOW),
+        Tally(market="m", sight=Sight.TAKEN, count=1, seconds=60, node_seconds=60, first_at=NOW, last_at=NOW),
+        Tally(market="m", sight=Sight.REFUSED, count=8, seconds=0, node_seconds=0, first_at=NOW, last_at=NOW),
+    ]
+    [(_, known)] = standings_of(tallies).items()
+    assert known.preemptions_per_hour < 0.01
+    assert (known.lives, known.taken, known.refused) == (11, 1, 8)
+    assert known.grant_chance < 0.2
+
+
+def test_a_market_rests_longer_with_each_refusal_in_a_row_and_a_grant_ends_it() -> None:
+    no = [seen(Sight.REFUSED, minute) for minute in (0, 1, 5)]
+    assert resting_until(no[:1]) == NOW + timedelta(minutes=1)
+    assert resting_until(no) == NOW + timedelta(minutes=5 + 4)
+    assert resting_until([*no, seen(Sight.GRANTED, 6)]) is None
+    assert resting_until([*no, seen(Sight.PRICE, 6)]) == NOW + timedelta(minutes=9)
+    assert resting_until([seen(Sight.REFUSED, 0)] * 40) == NOW + timedelta(minutes=30)
+
+
+def test_what_cannot_be_promised_has_no_setting() -> None:
+    assert find_setting(task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, Knowledge(), at()) is None
+    assert find_setting(task(work=None), OFFERS, Knowledge(), at()) is None
+    assert find_setting(task(), (SPOT,), Knowledge(), at()) is None
+    assert find_setting(task(), (FIXED,), Knowledge(), at()) is None
+    assert find_setting(task(), OFFERS, Knowledge(), at(hours=9)) is None
+
+
+def test_the_policy_takes_spot_with_slack_and_on_demand_without() -> None:
+    loose, tight = at(), at(hours=10.3)
+    assert advise(setting(task(), loose), Knowledge(), loose, NOW).offers == (SPOT,)
+    answer = advise(setting(task(), tight), Knowledge(), tight, NOW)
+    assert (answer.mode, answer.offers) == (Mode.ON_DEMAND, (FIXED,))
+
+
+def test_a_gang_on_spot_that_saves_nothing_is_left_while_there_is_time_to_do_it_all_again() -> None:
+    standpoint = at(hours=13.7, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
+    answer = advise(setting(task(), standpoint), Knowledge(), standpoint, NOW + timedelta(hours=3.5))
+    assert answer.mode is Mode.ON_DEMAND
+    saved = replace(standpoint, unsaved=timedelta(minutes=5))
+    assert advise(setting(task(), saved), Knowledge(), saved, NOW + timedelta(hours=3.5)).stay
+
+
+def test_a_budget_that_does_not_pay_for_on_demand_keeps_the_job_on_spot() -> None:
+    poor = at(hours=10.3, budget_left=Money(5_000_000))
+    answer = advise(setting(task(), poor), Knowledge(), poor, NOW)
+    assert answer.mode is Mode.SPOT
+    assert "budget" in answer.reason
+
+
+def test_a_faster_machine_counts_as_no_faster_but_cheaper() -> None:
+    job = task(work=Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+    fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
+    found = setting(job, at(), (SPOT, FIXED, fast))
+    by_name = {market.name: market.on_demand_usd_hr for market in found.terms.markets}
+    assert by_name == {"fake/r/a/m:0": 1.0, "fake/r/a/f:0": pytest.approx(1.1)}
+
+
+def test_an_outlook_orders_the_choices_and_is_the_same_each_time() -> None:
+    standpoint = at(hours=13)
+    found = setting(task(), standpoint)
+    never, auto, only = (foresee(found, Knowledge(), standpoint, 0.0, kind) for kind in ("never", "auto", "only"))
+    assert never.in_time == auto.in_time == 1.0
+    assert only.in_time < 0.9
+    assert only.usd_mean < auto.usd_mean < never.usd_mean
+    assert auto.usd_p10 < auto.usd_mean < auto.usd_p90
+    assert foresee(found, Knowledge(), standpoint, 0.0, "auto") == auto
+    assert foresee(found, Knowledge(), standpoint, 0.0, "auto", seed=2) != auto
+
+
+def test_a_market_that_is_taken_back_all_the_time_has_a_worse_outlook() -> None:
+    standpoint = at(hours=13)
+    found = setting(task(), standpoint)
+    bad = [seen(sight, -4000 + 20 * index) for index, sight in enumerate([Sight.GRANTED, Sight.TAKEN] * 100)]
+    known = Knowledge(recent={SPOT.key: bad})
+    assert (
+        foresee(found, known, standpoint, 0.0, "auto").usd_mean
+        > foresee(found, Knowledge(), standpoint, 0.0, "auto").usd_mean
+    )
