@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         """What the link tells the agent."""
 
         def ordered(self, kind: str, seconds: float, reason: str) -> None: ...
-        def asked(self, exec_id: str, command: list[str]) -> None: ...
+        def asked(self, exec_id: str, command: list[str], hand: bool) -> None: ...
         def dismissed(self, reason: str) -> None: ...
         def delivered(self) -> None: ...
         def paced(self, every_s: float) -> None: ...
@@ -130,7 +130,7 @@ class Link:
         self._bytes = Channel(self, self.pump)
         self._orders = Channel(self, self.listen)
         self._go: Callable[[Fields], None] | None = None
-        self._query = f"?gang={config.gang}&rank={config.rank}"
+        self.query = f"?gang={config.gang}&rank={config.rank}"
 
     def claim(self, go: Callable[[Fields], None]) -> None:
         """Ask for the work until it is granted, then hand it to `go` once."""
@@ -180,7 +180,7 @@ class Link:
     def listen(self) -> None:
         """Wait for the next order at the control plane, for as long as the agent lives."""
         wait_s = max(1.0, min(ORDERS_WAIT_S, self._lease_s / 3))  # answers renew the lease: one must come in time
-        path = f"/agent/v1/orders{self._query}&after={self._order}&wait_s={wait_s:.1f}"
+        path = f"/agent/v1/orders{self.query}&after={self._order}&wait_s={wait_s:.1f}"
         if self._orders.idle and not self.closed:
             self._asked_at = time.monotonic()
             self._orders.ask("GET", path, b"", self._ordered, wait_s + TIMEOUT_S)
@@ -204,7 +204,7 @@ class Link:
         if self._bytes.idle and self._log.pending and not self._pause():
             self._log_at = time.monotonic()
             offset, lost, data = self._log.chunk()
-            path = f"/agent/v1/log{self._query}&offset={offset}"
+            path = f"/agent/v1/log{self.query}&offset={offset}"
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
@@ -222,7 +222,7 @@ class Link:
 
     def stream(self, exec_id: str) -> ExecStream:
         """Where the output of a command that runs beside the work goes."""
-        return ExecStream(self, f"/agent/v1/execs/{exec_id}{self._query}")
+        return ExecStream(self, f"/agent/v1/execs/{exec_id}{self.query}")
 
     def heard(self, fields: Fields) -> None:
         """Any good answer renews the lease, and may say how often to save."""
@@ -263,7 +263,7 @@ class Link:
             if asked.text("id") not in self._execs:
                 self._execs.add(asked.text("id"))
                 news = True
-                self._listener.asked(asked.text("id"), asked.texts("command"))
+                self._listener.asked(asked.text("id"), asked.texts("command"), asked.flag("hand"))
         if news or time.monotonic() - self._asked_at > 1:
             self.listen()
         else:  # an answer at once that says nothing new: do not turn it into a storm

@@ -6,13 +6,13 @@ import json
 import os
 import time
 
+from .access.execs import Execs
 from .config import BadConfig, Work
 from .link import LOST, complain
 from .outbox import time_text
 from .scrub import Scrubber
 from .steps import Steps, needs_preparing
 from .work.environment import make_environment, write_whole
-from .work.execs import Execs
 from .work.guardian import PR_SET_CHILD_SUBREAPER, Command, prctl
 
 TYPE_CHECKING = False
@@ -99,11 +99,17 @@ class Runner:
         else:
             complain(f"the order {kind!r} is not known to this agent")
 
-    def asked(self, exec_id: str, command: list[str]) -> None:
-        """Run a command beside the work."""
+    def asked(self, exec_id: str, command: list[str], hand: bool) -> None:
+        """Run a command, or a user's hand, beside the work."""
         stream = self._link.stream(exec_id)
-        if self._work is None or self._over or not command:
+        if self._work is None or self._over or not (command or hand):
             self._execs.refuse(stream, "the work does not run on this node (any more)")
+            return
+        if hand:
+            from .access.start import start_hand
+
+            contained = self._config if self._work.image is not None else None
+            start_hand(self._execs, self._link, exec_id, self._places, self._env, contained)
             return
         env = self._env
         if self._work.image is not None:

@@ -113,6 +113,9 @@ CODES: Mapping[str, Code] = {
         status=404, meaning="No machine of this name has joined.", hint="`remuda machines` lists them"
     ),
     "job-not-running": Code(status=409, meaning="The job has no running nodes.", hint="see `remuda status NAME`"),
+    "output-waits": Code(
+        status=503, meaning="A user at a node has not taken what came before.", hint="send it again after a while"
+    ),
     "job-not-ended": Code(
         status=409, meaning="The job has not ended.", hint="wait for it, or stop it with `remuda stop NAME`"
     ),

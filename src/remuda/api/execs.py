@@ -3,12 +3,16 @@
 They end with the server: a command line tool at work is told so, and starts again.
 """
 
+import time
 from dataclasses import dataclass, field
 
 from remuda.api.errors import Problem
 from remuda.api.watch import Watch
 
 _KEPT_BYTES = 8 * 1024 * 1024  # of output that nobody has read yet; more waits at the agent
+_HAND_BYTES = 4 * 1024 * 1024  # on their way in each direction
+_PIECE = 256 * 1024  # of one answer
+_ABANDONED_S = 90.0  # a user who asks for no output for so long has gone
 _KEPT_EXECS = 64  # of ended ones
 
 
@@ -26,6 +30,11 @@ class Exec:
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
+    hand: bool = False  # a user's hand: both ways, nothing is dropped
+    input: bytearray = field(default_factory=bytearray)
+    input_start: int = 0
+    input_ended: bool = False
+    used_at: float = 0.0  # when its user last asked, by the monotonic clock
 
 
 class Execs:
@@ -35,10 +44,11 @@ class Execs:
         self._watch = watch
         self._all: dict[str, Exec] = {}
 
-    def start(self, exec_id: str, job_id: str, gang: str, rank: int, command: list[str]) -> Exec:
+    def start(self, exec_id: str, job_id: str, gang: str, rank: int, command: list[str], *, hand: bool = False) -> Exec:
         """Want a command run; its agent must be woken by the caller."""
         self._drop_old()
-        made = Exec(id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command)
+        made = Exec(id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, hand=hand)
+        made.used_at = time.monotonic()
         self._all[exec_id] = made
         return made
 
@@ -62,13 +72,49 @@ class Execs:
         found.taken = True
         end = found.start + len(found.data)
         found.data += data[max(0, end - offset) :]
-        if len(found.data) > _KEPT_BYTES:  # nobody reads it: the newest is worth most
+        if len(found.data) > _KEPT_BYTES and not found.hand:  # nobody reads it: the newest is worth most
             surplus = len(found.data) - _KEPT_BYTES
             del found.data[:surplus]
             found.start += surplus
         if exit_code is not None:
             found.exit_code = exit_code
         self._watch.wake(exec_id)
+
+    def full(self, exec_id: str) -> bool:
+        """Whether a hand's output has to wait until its user has taken some."""
+        found = self._all.get(exec_id)
+        return found is not None and found.hand and found.exit_code is None and len(found.data) >= _HAND_BYTES
+
+    def taken(self, found: Exec, offset: int) -> None:
+        """The user has everything before `offset` of a hand's output."""
+        found.used_at = time.monotonic()
+        if found.hand and offset > found.start:
+            del found.data[: offset - found.start]
+            found.start = offset
+            self._watch.wake(found.id)
+
+    def put_input(self, found: Exec, offset: int, data: bytes, ended: bool) -> int:
+        """Take input from its user; the next byte that is wanted."""
+        found.used_at = time.monotonic()
+        end = found.input_start + len(found.input)
+        if offset <= end and len(found.input) < _HAND_BYTES:
+            found.input += data[end - offset :]
+            found.input_ended = found.input_ended or ended
+        self._watch.wake(found.id)
+        return found.input_start + len(found.input)
+
+    def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
+        """Input for an agent from this byte on, and whether that is all there will ever be."""
+        found = self._all.get(exec_id)
+        if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
+            return b"", True
+        if offset > found.input_start:
+            del found.input[: offset - found.input_start]
+            found.input_start = offset
+            self._watch.wake(found.id)
+        data = bytes(found.input[:_PIECE])
+        gone = time.monotonic() - found.used_at > _ABANDONED_S
+        return data, gone or (found.input_ended and len(data) == len(found.input))
 
     def get(self, exec_id: str, job_id: str) -> Exec:
         """Raises Problem."""

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from remuda.cli.reach import read_target
 from remuda.cli.session import project_option, session
 
 
@@ -16,8 +17,12 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
     """Run a command beside a running job, in its folder and environment; its exit code is passed on.
 
     remuda exec digits -- nvidia-smi
+
+    NAME:RANK names another node than the first. `remuda ssh` gives the command an input and a terminal.
     """
     exit_code = 0
+    name, wanted = read_target(name)
+    rank = rank or wanted
     with session() as client:
         for chunk in client.exec(project, name, list(arguments), rank=rank):
             sys.stdout.buffer.write(chunk.data)

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "Run your own script for a minute on chosen accelerators and keep its rate."),
     "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
     "export": ("export", "Write a task as a place's own job file, for use without Remuda."),
+    "image": ("image", "Make container images of tasks."),
     "catalog": ("catalog", "Show, refresh and compare the price catalog."),
     "run": ("run", "Run a task: submit it, follow its log, pass its exit code on."),
     "rerun": ("rerun", "Run a job again as it was, or with other parameters."),
@@ -29,6 +30,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stop": ("stop", "Stop jobs."),
     "retry": ("retry", "Queue an ended job again."),
     "exec": ("exec", "Run a command beside a running job."),
+    "ssh": ("ssh", "Open a shell on a job's node, or make plain ssh and editors reach it."),
+    "cp": ("cp", "Copy files to or from a job's node."),
+    "forward": ("forward", "Bring a port of a job's node here, or one of here there."),
     "cost": ("cost", "Show what was spent, by job or project."),
     "nodes": ("nodes", "List nodes that run or bill now."),
     "join": ("join", "Print the line that makes any machine a node."),
@@ -45,8 +49,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # How `remuda --help` and the reference order them.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Describe and plan": ("init", "validate", "offers", "plan", "estimate", "bench", "simulate", "export", "catalog"),
-    "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "exec", "schedules"),
+    "Describe and plan": (
+        "init",
+        "validate",
+        "offers",
+        "plan",
+        "estimate",
+        "bench",
+        "simulate",
+        "export",
+        "image",
+        "catalog",
+    ),
+    "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "schedules"),
+    "Reach into nodes": ("exec", "ssh", "cp", "forward"),
     "Account and clean up": ("cost", "diff", "nodes", "join", "machines", "drill", "down", "gc"),
     "Set up": ("check", "secret", "server"),
 }

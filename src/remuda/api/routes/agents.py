@@ -1,6 +1,7 @@
 """The agents' routes, exactly as `docs/concepts/agent-protocol.md` says; each takes the token of its own gang only."""
 
 from asyncio import to_thread
+from base64 import b64encode
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path as PathOf
@@ -25,6 +26,7 @@ PROTOCOLS = (1,)  # the server accepts its own version and the two before it
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
 _LOG_LIMIT = 16 * MIB
+_ROOM_S = 20.0  # that output waits for its user
 _SMALL = 65536  # bytes that the page cache takes sooner than a thread is woken
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
@@ -81,6 +83,7 @@ class ExecWanted(Reply, frozen=True, kw_only=True):
     id: str
     command: list[str]
     tty: bool
+    hand: bool = False  # a user's hand: shells, connections and files, both ways
 
 
 class OrdersAnswer(Reply, frozen=True, kw_only=True):
@@ -168,7 +171,7 @@ async def orders(
     wanted = house.execs.wanted(gang, rank)
     for each in wanted:
         each.told = True
-    execs = [ExecWanted(id=each.id, command=each.command, tty=False) for each in wanted]
+    execs = [ExecWanted(id=each.id, command=each.command, tty=False, hand=each.hand) for each in wanted]
     return reply(OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds()))
 
 
@@ -188,9 +191,40 @@ async def exec_output(
     house = _speak(request)
     house.tokens.check(request, gang)
     data = await read_bytes(request, _LOG_LIMIT)
+    with house.watch.listen([exec_id]) as listener:
+        while data and house.execs.full(exec_id):
+            if not await listener.wait(_ROOM_S):
+                raise Problem("output-waits", "the user has not taken what came before")
     # A restart of the server forgets commands; the agent is answered well, for nobody waits for the output.
     house.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
+
+
+class ExecInput(Reply, frozen=True, kw_only=True):
+    """What its user sends, in base64; `end`: that was all."""
+
+    data: str
+    end: bool
+
+
+@router.get(
+    "/execs/{exec_id}/input", **document("Input for a user's hand.", answer=ExecInput, errors=("gang-not-found",))
+)
+async def exec_input(
+    request: Request,
+    exec_id: Annotated[str, Path(max_length=64)],
+    gang: GangQuery,
+    rank: RankQuery,
+    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
+) -> Response:
+    house = _speak(request)
+    house.tokens.check(request, gang)
+    with house.watch.listen([exec_id]) as listener:
+        while True:
+            data, end = house.execs.input_of(exec_id, gang, rank, offset)
+            if data or end or not await listener.wait(min(wait_s, _LONGEST_WAIT_S)):
+                return reply(ExecInput(data=b64encode(data).decode(), end=end))
 
 
 @router.post(

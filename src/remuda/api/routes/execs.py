@@ -1,5 +1,6 @@
 """Commands that users run beside a job's work."""
 
+import shlex
 from secrets import token_hex
 from typing import Annotated
 
@@ -8,14 +9,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from remuda.api.errors import Problem
-from remuda.api.house import house_of
+from remuda.api.house import House, house_of
 from remuda.api.openapi import document
 from remuda.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job
-from remuda.api.wire import read, reply
+from remuda.api.wire import MIB, read, read_bytes, reply
 from remuda.client import wire
-from remuda.domain.jobs import AttemptPhase, NodePhase
+from remuda.domain.events import Event
+from remuda.domain.jobs import Attempt, AttemptPhase, Job, NodePhase
+from remuda.store.base import Changes
 
 router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
+_INPUT_LIMIT = 2 * MIB
+_ROOM_S = 20.0  # that input waits for the node to take what came before
 _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 
@@ -32,14 +37,15 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 async def start(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
     ask = await read(request, wire.ExecAsk)
-    if not ask.command or ask.rank < 0 or any("\0" in word for word in ask.command):
+    if bool(ask.command) is ask.hand or ask.rank < 0 or any("\0" in word for word in ask.command):
         raise Problem("invalid-request", "`command` must be a list of at least one text without NUL, `rank` at least 0")
     job = await find_job(house, project, name)
     for attempt in await house.store.attempts(job.id):
         if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
             node = await house.store.node(attempt.id, ask.rank)
             if node.phase in _ALIVE:
-                made = house.execs.start(token_hex(8), job.id, attempt.gang, ask.rank, ask.command)
+                made = house.execs.start(token_hex(8), job.id, attempt.gang, ask.rank, ask.command, hand=ask.hand)
+                await _tell(house, job, attempt, ask)
                 house.plant.agents.notify(attempt.gang)
                 return reply(wire.ExecStarted(id=made.id), 201)
     raise Problem("job-not-running", f"rank {ask.rank} of {job.name} does not run: the job is {job.phase}")
@@ -67,6 +73,7 @@ async def output(
     with house.watch.listen([exec_id, job.id]) as listener:
         while True:
             found = house.execs.get(exec_id, job.id)
+            house.execs.taken(found, offset)
             data = bytes(found.data[max(0, offset - found.start) :])
             if data or found.exit_code is not None:
                 break
@@ -78,3 +85,47 @@ async def output(
                 break
     headers = {} if found.exit_code is None else {"Remuda-Exit-Code": str(found.exit_code)}
     return Response(data, 200, headers, "application/octet-stream")
+
+
+@router.post(
+    "/{exec_id}/input",
+    **document(
+        "Input for a user's hand on a node.",
+        answer=wire.InputTaken,
+        sends=True,
+        errors=("job-not-found", "exec-not-found"),
+    ),
+)
+async def give(
+    request: Request,
+    project: ProjectPath,
+    name: JobPath,
+    exec_id: Annotated[str, Path(max_length=64)],
+    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    end: bool = False,
+) -> Response:
+    """The next byte that is wanted is answered; what was not taken is sent again."""
+    house = house_of(request)
+    data = await read_bytes(request, _INPUT_LIMIT)
+    job = await find_job(house, project, name)
+    found = house.execs.get(exec_id, job.id)
+    with house.watch.listen([exec_id]) as listener:
+        while (wanted := house.execs.put_input(found, offset, data, end)) < offset + len(data):
+            if found.exit_code is not None or not await listener.wait(_ROOM_S):
+                break
+    return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
+
+
+async def _tell(house: House, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
+    """Who reaches into a node is told to everybody who follows the job."""
+    what = "opened a line to it" if ask.hand else f"ran {shlex.join(ask.command)[:200]} there"
+    event = Event(
+        project=job.project,
+        job_id=job.id,
+        attempt=attempt.number,
+        rank=ask.rank,
+        at=house.now(),
+        kind="access",
+        text=f"a user {what}",
+    )
+    await house.store.commit(Changes(events=[event]))

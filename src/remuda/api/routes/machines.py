@@ -103,14 +103,14 @@ async def answer(request: Request, place: PlacePath, call: Annotated[str, Path(m
 
 
 def _place(house: House, name: str) -> ServesNodes:
-    place = house.plant.places.providers.get(name)
+    place: object = house.plant.places.providers.get(name)
     if not isinstance(place, ServesNodes):
         raise Problem("no-joining", f"machines cannot join a place {name} here")
     return place
 
 
 def _joinable(house: House) -> ServesNodes:
-    for place in house.plant.places.providers.values():
-        if isinstance(place, ServesNodes):
-            return place
-    raise Problem("no-joining", "no place that machines can join is enabled")
+    found = next((each for each in house.plant.places.providers.values() if isinstance(each, ServesNodes)), None)
+    if found is None:
+        raise Problem("no-joining", "no place that machines can join is enabled")
+    return found

@@ -1,4 +1,4 @@
-"""Machines that joined, as a provider: they call us, a steward there starts agents, the control plane keeps the books."""
+"""Machines that joined, as a provider: they call us, a steward there starts agents, our books say who holds what."""
 
 import asyncio
 import hashlib

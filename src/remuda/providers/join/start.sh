@@ -9,7 +9,8 @@ export REMUDA_JOIN_TOKEN="$token"
 set -- -I -S "$REMUDA_FOLDER/$far.pyz" "$REMUDA_ADDRESS" "$REMUDA_PIN" "$place" "$REMUDA_FOLDER" "$REMUDA_PYTHON"
 case $mode in
   --background)
-    nohup $REMUDA_PYTHON "$@" >>"$REMUDA_FOLDER/joined.log" 2>&1 </dev/null &
+    trap '' HUP
+    $REMUDA_PYTHON "$@" >>"$REMUDA_FOLDER/joined.log" 2>&1 </dev/null &
     remuda_say "joining in the background; its log is $REMUDA_FOLDER/joined.log, its process $!"
     ;;
   *) exec $REMUDA_PYTHON "$@" </dev/null ;;

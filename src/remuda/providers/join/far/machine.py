@@ -321,5 +321,6 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     machine = Machine(address, pin, place, folder, python)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, machine.leave)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # in the background it stays ignored
+            signal.signal(number, machine.leave)
     return machine.run(token)

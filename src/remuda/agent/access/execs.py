@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..scrub import Scrubber
-from .guardian import Command
-from .process import Process
+from ..work.guardian import Command
+from ..work.process import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ..link import ExecStream
     from ..loop import Loop
+    from .inbox import Inbox
 
 NOT_RUNNING = 126
 
@@ -29,9 +30,9 @@ class Execs:
     def idle(self) -> bool:
         return not self._running
 
-    def start(self, command: Command, stream: ExecStream, secrets: list[str]) -> None:
+    def start(self, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None = None) -> None:
         try:
-            self._running.append(Exec(self, command, stream, secrets))
+            self._running.append(Exec(self, command, stream, secrets, inbox))
         except OSError as error:
             self.refuse(stream, f"this node cannot start a process: {error}")
 
@@ -55,11 +56,14 @@ class Execs:
 class Exec:
     """One of them."""
 
-    def __init__(self, execs: Execs, command: Command, stream: ExecStream, secrets: list[str]) -> None:
+    def __init__(
+        self, execs: Execs, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None
+    ) -> None:
         self._execs = execs
         self._stream = stream
         self._scrubber = Scrubber(secrets)
         self._code: int | None = None
+        self._inbox = inbox
         stream.drained = self._drained
         stream.begin()
         self.process = execs.spawn(self, command)
@@ -73,6 +77,8 @@ class Exec:
         self._code = code
 
     def gone(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
         self._stream.write(self._scrubber.flush())
         self._stream.end(137 if self._code is None else self._code, lambda: self._execs.done(self))
 

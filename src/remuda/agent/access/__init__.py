@@ -1,0 +1,1 @@
+"""What users do on this node beside the work: commands, shells, connections, files."""

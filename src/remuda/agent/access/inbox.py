@@ -1,0 +1,69 @@
+"""What a user sends to a process beside the work: asked for at the control plane, given on as fast as it is taken."""
+
+from __future__ import annotations
+
+import base64
+
+from ..link import Channel
+from ..loop import WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+
+    from ..config import Fields
+    from ..link import Link
+
+WAIT_S = 20.0
+
+
+class Inbox:
+    """One stream; closed from either end."""
+
+    def __init__(self, link: Link, exec_id: str, sink: socket.socket) -> None:
+        self._loop, self._sink = link.loop, sink
+        self._path = f"/agent/v1/execs/{exec_id}/input{link.query}"
+        self._offset = 0
+        self._waiting = bytearray()
+        self._ended = self._closed = False
+        self._channel = Channel(link, self._ask)
+        sink.setblocking(False)
+        self._ask()
+
+    def close(self) -> None:
+        """Nobody takes it any more."""
+        if not self._closed:
+            self._closed = True
+            self._channel.close()
+            self._loop.unwatch(self._sink.fileno())
+            self._sink.close()
+
+    def _ask(self) -> None:
+        if self._channel.idle and not self._waiting and not self._closed:
+            path = f"{self._path}&offset={self._offset}&wait_s={WAIT_S:g}"
+            self._channel.ask("GET", path, b"", self._got, WAIT_S + 30)
+
+    def _got(self, fields: Fields) -> None:
+        if self._closed:
+            return
+        data = base64.b64decode(fields.text("data", ""))
+        self._offset += len(data)
+        self._waiting += data
+        self._ended = fields.flag("end")
+        self._pour(WRITE)
+
+    def _pour(self, events: int) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: self._sink.send(self._waiting[:65536])]
+        except BlockingIOError:
+            self._loop.watch(self._sink.fileno(), WRITE, self._pour)
+            return
+        except OSError:
+            self.close()
+            return
+        self._loop.unwatch(self._sink.fileno())
+        if self._ended:
+            self.close()
+        else:
+            self._ask()

@@ -1,0 +1,59 @@
+"""Starts a user's hand on this node: in a process beside the work, fed by the control plane."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+
+from ..work.guardian import Command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..link import Link
+    from ..work.environment import Places
+    from .execs import Execs
+
+
+def start_hand(
+    execs: Execs, link: Link, exec_id: str, places: Places, env: dict[str, str], contained: Config | None
+) -> None:
+    """`contained` where the work is in a container: commands run and paths are in there."""
+    from .inbox import Inbox
+
+    ours, theirs = socket.socketpair()
+    folder = places.work if os.path.isdir(places.work) else places.home
+    command = Command([], env if contained is None else dict(os.environ), folder)
+    command.channel = theirs.fileno()
+    command.call = lambda: serve(command, places, contained)
+    stream = link.stream(exec_id)
+    execs.start(command, stream, [], Inbox(link, exec_id, ours))
+    theirs.close()
+
+
+def serve(command: Command, places: Places, contained: Config | None) -> int:
+    """In the hand's own process."""
+    from .hand import Hand, Place
+
+    prefix: list[str] = []
+    if contained is not None:
+        from ..work.container import make_exec
+
+        prefix = make_exec(contained, [], places)
+    place = Place(command.env, command.cwd, prefix, lambda: find_root(prefix))
+    os.environ.clear()
+    os.environ.update(command.env)
+    return Hand(command.channel, 1, place).serve()
+
+
+def find_root(prefix: list[str]) -> str:
+    """Where the files of the container are on this node; "" without one. Raises OSError."""
+    if not prefix or os.path.basename(prefix[0]) not in ("podman", "docker"):
+        return ""
+    command = [prefix[0], "inspect", "--format", "{{.State.Pid}}", prefix[-1]]
+    try:
+        said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True).stdout
+        return f"/proc/{int(said)}/root"
+    except (subprocess.SubprocessError, ValueError) as error:
+        raise OSError(f"the container cannot be looked into: {error}") from error
