@@ -1,0 +1,259 @@
+"""Takes the digits training away from its machine again and again, for real, and checks what that cost.
+
+    python benchmarks/ten_preemptions.py                    # ten: notices of 2-30 s, every third without one
+    python benchmarks/ten_preemptions.py --preemptions 3 --epochs 12 -o json
+
+The provider is `local` at 3.60 dollars an hour; a notice is a fire drill, which reaches the agent as a cloud's would;
+without notice, every process of the gang is killed at once. Checked: the final weights are those of a run that nobody
+disturbed, bit for bit; with notice at most one step was done twice; and the bill is the sum of the nodes' lives, in
+whole micro-dollars, from the records that the provider keeps on disk, which the agents' own reports lie within.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from remuda.client import Client, connect
+from remuda.client.wire import JobDetail
+
+ROOT = Path(__file__).resolve().parents[1]
+RATE_MICROS = 3_600_000  # an hour
+PATIENCE_S = 120.0
+LATER = timedelta(seconds=2)  # an agent reports its exit after it has noted it, and the bill ends with the note
+OBSERVED = '''"""The training as it is, with a line for every step that was done, on a disk that outlives the node."""
+import os, sys
+import torch
+import train
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+steps = os.open(os.environ["STEPS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+run_epoch = train.Training.run_epoch
+
+def observed(self, leaving):
+    step = self.optimizer.step
+    def count(*arguments, **named):
+        result = step(*arguments, **named)
+        os.write(steps, f"{os.environ.get('REMUDA_ATTEMPT', 0)} {self.epoch * self.steps + self.step}\\n".encode())
+        return result
+    self.optimizer.step = count
+    try:
+        return run_epoch(self, leaving)
+    finally:
+        del self.optimizer.step
+
+train.Training.run_epoch = observed
+sys.exit(train.main())
+'''
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preemptions", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=4)
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="rm10-", dir="/tmp"))
+    try:
+        found = run(folder, arguments.preemptions, arguments.epochs, random.Random(arguments.seed))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if arguments.output == "json":
+        print(json.dumps(found, indent=1))
+    else:
+        show(found)
+    good = found["weights_equal"] and found["bill_micros"] == found["lives_micros"]
+    return 0 if good and all(each["lost"] <= 1 for each in found["preemptions"] if each["notice_s"]) else 1
+
+
+def run(folder: Path, count: int, epochs: int, chance: random.Random) -> dict[str, Any]:
+    work = folder / "work"
+    work.mkdir()
+    shutil.copy(ROOT / "examples/digits/train.py", work)
+    (work / "observed.py").write_text(OBSERVED)
+    (folder / "settings.toml").write_text(f"[providers.local]\nprice_usd_hr = {RATE_MICROS / 1e6}\n")
+    home = folder / "home"
+    here = {"REMUDA_HOME": str(home), "REMUDA_CONFIG": str(folder / "settings.toml"), "XDG_RUNTIME_DIR": str(folder)}
+    os.environ.update(here)
+    calm = train_undisturbed(folder, work, epochs)
+    task = f"""
+name: digits
+workdir: {work}
+resources: {{cpu: 1, memory: 1GB}}
+env: {{STEPS: {folder}/steps, OMP_NUM_THREADS: "1"}}
+retry: {{node: unlimited}}
+checkpoint: {{path: checkpoints, every: 5s}}
+limits: {{budget: 5}}
+run: exec {sys.executable} observed.py --epochs {epochs} --width 16
+"""
+    with connect() as client:
+        submit(task, folder)
+        try:
+            disturbances = disturb(client, folder, home, count, chance)
+            until(lambda: client.job("default", "digits").phase in ("done", "failed", "stopped"), "the end of the job")
+            until(lambda: not client.nodes(), "the end of all nodes")
+            job = client.job("default", "digits")
+            cost = client.cost("default", "digits")
+            [state] = (home / "storage/default").glob("*/checkpoint/state.pt")
+            equal = same_weights(calm, state)
+            lives = sum_lives(home, job)
+        finally:
+            client.down()
+            until(lambda: not client.nodes(), "the end of all nodes")
+    remuda("server", "stop")
+    seen = Counter(int(line.split()[1]) for line in (folder / "steps").read_text().splitlines())
+    return {
+        "phase": job.phase,
+        "attempts": job.attempt,
+        "steps": len(seen),
+        "steps_done": sum(seen.values()),
+        "weights_equal": equal and job.phase == "done",
+        "bill_micros": cost.total_micros,
+        "lives_micros": lives,
+        "preemptions": disturbances,
+    }
+
+
+def submit(task: str, folder: Path) -> None:
+    """As `remuda run -d --yes FILE`, which freezes and uploads the folder."""
+    file = folder / "task.yaml"
+    file.write_text(task)
+    remuda("run", "-d", "--yes", str(file))
+
+
+def train_undisturbed(folder: Path, work: Path, epochs: int) -> Path:
+    """The same program on the same machine, without Remuda; its last state."""
+    kept = folder / "calm"
+    environ = {**os.environ, "REMUDA_CHECKPOINT_DIR": str(kept), "STEPS": str(folder / "calm-steps")}
+    command = [sys.executable, "observed.py", "--epochs", str(epochs), "--width", "16"]
+    environ["OMP_NUM_THREADS"] = "1"
+    subprocess.run(command, cwd=work, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=600)
+    return kept / "state.pt"
+
+
+def disturb(client: Client, folder: Path, home: Path, count: int, chance: random.Random) -> list[dict[str, Any]]:
+    """Take the node away `count` times, each time after the attempt has done some steps; what each one cost."""
+    found = []
+    for number in range(1, count + 1):
+        before = steps_of(folder)
+        goal = chance.randrange(20, 120)
+
+        def works(number: int = number, before: int = len(before), goal: int = goal) -> bool:
+            lines = steps_of(folder)
+            return len(lines) >= before + goal and lines[-1][0] == number
+
+        until(works, f"attempt {number} doing {goal} steps")
+        notice = 0 if number % 3 == 2 else chance.randrange(2, 31)
+        if notice:
+            client.drill_preempt("default", "digits", notice_s=notice)
+        else:
+            kill_gang(home)
+        until(partial(went_on, folder, number), f"attempt {number + 1} to go on")
+        lines = steps_of(folder)
+        last = max(step for attempt, step in lines if attempt == number)
+        first = min(step for attempt, step in lines if attempt == number + 1)
+        found.append({"attempt": number, "notice_s": notice, "at_step": last, "lost": last - first + 1})
+    return found
+
+
+def went_on(folder: Path, number: int) -> bool:
+    return steps_of(folder)[-1][0] > number
+
+
+def steps_of(folder: Path) -> list[tuple[int, int]]:
+    """(attempt, step) of every step that was done, in order."""
+    try:
+        lines = (folder / "steps").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [(int(line.split()[0]), int(line.split()[1])) for line in lines if line.count(" ") == 1]
+
+
+def kill_gang(home: Path) -> None:
+    """What a power cut does: everything that the agent is and has started is gone at once."""
+    [path] = (home / "providers/local/gangs").glob("*/0/agent.json")
+    agent = json.loads(path.read_text())["pid"]
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError):
+                parent = int(Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    todo, tree = [agent], [agent]
+    while todo:
+        below = children.get(todo.pop(), [])
+        todo += below
+        tree += below
+    for pid in tree:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def sum_lives(home: Path, job: JobDetail) -> int:
+    """What the provider's own records make of the nodes' lives, each rounded once, half up, to the micro-dollar."""
+    total = 0
+    for attempt in job.attempts:
+        record = json.loads((home / f"providers/local/ended/{attempt.gang}.json").read_text())
+        for rank in record["ranks"]:
+            started, ended = (datetime.fromisoformat(rank[name]) for name in ("started_at", "ended_at"))
+            life = Fraction((ended - started) // timedelta(microseconds=1), 3_600_000_000)
+            total += int(life * RATE_MICROS + Fraction(1, 2))
+            for node in attempt.nodes:  # what the agents said lies within what the provider saw
+                said = [each for each in (node.claimed_at, node.exited_at) if each is not None]
+                assert all(started <= each <= ended + LATER for each in said), (
+                    attempt.gang,
+                    said,
+                    started,
+                    ended,
+                )
+    return total
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    import torch
+
+    first, second = (torch.load(path, weights_only=True)["model"] for path in (one, other))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def remuda(*arguments: str) -> None:
+    command = [sys.executable, "-c", "from remuda.cli.main import main; main()", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"waited {PATIENCE_S:.0f} s in vain for {what}")
+        time.sleep(0.02)
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"{'try':>4} {'notice':>8} {'at step':>8} {'steps done twice':>17}")
+    for each in found["preemptions"]:
+        notice = f"{each['notice_s']} s" if each["notice_s"] else "none"
+        print(f"{each['attempt']:>4} {notice:>8} {each['at_step']:>8} {each['lost']:>17}")
+    print(f"\n{found['phase']} after {found['attempts']} attempts: {found['steps']} steps, {found['steps_done']} done")
+    print(f"final weights equal an undisturbed run's, bit for bit: {'yes' if found['weights_equal'] else 'NO'}")
+    print(f"bill {found['bill_micros']} micro-dollars; the nodes' lives {found['lives_micros']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
