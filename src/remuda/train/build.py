@@ -46,8 +46,8 @@ class Builder:
             size = sum(p.numel() for p in model.parameters())
             self.plan = plans.choose(world.size, size, world.device.memory_bytes, best(world.device))
         self.numbers = Numbers(self.plan.precision, world.device)
-        if self.plan.pipeline > 1 and self.numbers.scaler is not None:
-            raise ValueError("fp16 scales the loss, which a pipeline's schedule does not know of: use bf16 or fp32")
+        if self.numbers.scaler is not None and (self.plan.pipeline > 1 or self.plan.tensor > 1):
+            raise ValueError("fp16's loss scale is not carried through pipeline and tensor parallel: use bf16 or fp32")
         mesh = make_mesh(self.plan, world)
         self._sow(0)
         return place(model, self.plan, world, mesh, self.numbers, wishes)

@@ -20,7 +20,7 @@ class Plan:
     """
 
     replicas: int = 0  # 0: as many as there are ranks for
-    shards: int = 1  # 0: all ranks that are left
+    shards: int = 1  # 0: all ranks that are left, in one copy unless `replicas` says more
     tensor: int = 1
     pipeline: int = 1
     precision: Precision = "fp32"
@@ -41,8 +41,6 @@ class Plan:
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least {lowest} is needed")
-        if self.replicas == 0 and self.shards == 0:
-            raise ValueError("replicas and shards cannot both be 0: one of them has to be said")
 
     @property
     def data_ranks(self) -> int:

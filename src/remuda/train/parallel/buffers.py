@@ -1,0 +1,44 @@
+"""What forward passes change beside parameters, as running means: kept for a step that begins again, and aligned.
+
+All ranks follow the first one's, as DistributedDataParallel does, so that a model is the same wherever it is looked at.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+LARGEST = 2**16  # elements; tables that are larger are constants
+
+
+class Buffers:
+    """The small buffers of a model that its checkpoints hold."""
+
+    def __init__(self, model: nn.Module, mesh: Any) -> None:
+        saved = model.state_dict(keep_vars=True)
+        named = dict(model.named_buffers())
+        self._live = [b for name, b in named.items() if name in saved and 0 < b.numel() <= LARGEST]
+        self._means = [b for b in self._live if b.is_floating_point()]
+        self._kept: list[Any] = []
+        self._groups = []
+        for axis in ("shards", "replicas") if mesh is not None and self._means else ():
+            if mesh[axis].size() > 1:
+                self._groups.append(mesh[axis].get_group())
+
+    def keep(self) -> None:
+        if self._live and not self._kept:
+            self._kept = [torch.empty_like(b) for b in self._live]
+        for kept, buffer in zip(self._kept, self._live, strict=True):
+            kept.copy_(buffer)
+
+    def undo(self) -> None:
+        for kept, buffer in zip(self._kept, self._live, strict=True):
+            buffer.data.copy_(kept)
+
+    def align(self) -> None:
+        for group in self._groups:
+            flat = torch.cat([b.detach().reshape(-1).float() for b in self._means])
+            dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
+            for buffer, part in zip(self._means, torch.split(flat, [b.numel() for b in self._means]), strict=True):
+                buffer.data.copy_(part.view(buffer.shape))

@@ -1,0 +1,112 @@
+"""Ranks for tests: processes forked from a warm one, each with the environment that its test gives it.
+
+The warm process has PyTorch imported and has computed nothing, so that a rank starts in milliseconds and without
+threads that a fork would lose. Ranks meet in a store that the test itself holds, so no port is chosen twice.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+WARM = multiprocessing.get_context("forkserver")
+WARM.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.train.scripts"]
+)
+LONGEST_S = 90.0
+Work = Callable[..., Any]
+
+
+class Ranks:
+    """Some processes that run the same function, as torchrun would start them."""
+
+    def __init__(self, size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None) -> None:
+        self._store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        )
+        self._pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            mine = {name: value for name, value in os.environ.items() if not name.startswith("REMUDA_")}
+            mine |= {"XDG_CACHE_HOME": str(folder / "cache"), **(env or {})}
+            if size > 1:
+                mine |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+                mine |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port)}
+                mine |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+            ours, theirs = WARM.Pipe(duplex=False)
+            process = WARM.Process(target=_be_rank, args=(theirs, mine, str(folder), work, args), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.processes[rank].pid or 0, number)
+
+    def heard(self, rank: int) -> Any:
+        """The next thing that a rank said; EOFError once it is gone."""
+        if not self._pipes[rank].poll(LONGEST_S):
+            self.end()
+            raise AssertionError(f"rank {rank} said nothing for {LONGEST_S:.0f} s")
+        return self._pipes[rank].recv()
+
+    def end(self) -> list[int | None]:
+        """Wait for all; exit codes by rank. Whoever takes too long is killed."""
+        for process in self.processes:
+            process.join(LONGEST_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        return [process.exitcode for process in self.processes]
+
+    def results(self, exit_code: int = 0) -> list[Any]:
+        """What each rank's work returned; fails where one ended otherwise."""
+        found = []
+        for rank in range(len(self.processes)):
+            kind, value = "said", None
+            while kind == "said":
+                try:
+                    kind, value = self.heard(rank)
+                except EOFError:
+                    kind, value = "gone", None
+            found.append(value)
+            if kind == "raised":
+                self.end()
+                raise AssertionError(f"rank {rank}: {value}")
+        assert self.end() == [exit_code] * len(self.processes)
+        return found
+
+
+def run(size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None) -> list[Any]:
+    return Ranks(size, work, *args, folder=folder, env=env).results()
+
+
+def _be_rank(pipe: Connection, env: dict[str, str], folder: str, work: Work, args: Any) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    warnings.simplefilter("error")
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        value = work(lambda said: pipe.send(("said", said)), *args)
+        pipe.send(("result", value))
+    except SystemExit:
+        raise
+    except BaseException:  # noqa: BLE001 - told to the test
+        pipe.send(("raised", traceback.format_exc()))
+        sys.exit(1)
+    finally:
+        pipe.close()

@@ -1,0 +1,221 @@
+"""A traced step counts what the step does: FLOPs, bytes, and the memory that PyTorch itself would hold."""
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from remuda.train.operations import classify, count_flops
+from remuda.train.script import fake_device, trace_script
+from remuda.train.trace import trace_step
+
+MIB = 1 << 20
+
+
+def linear_profile(batch: int = 64, precision: str = "fp32", layers: int = 3) -> dict[str, object]:
+    with fake_device():
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(layers)))
+        data = torch.randn(batch, 1024)
+        return trace_step(model, lambda: model(data).float().sum(), batch=batch, precision=precision)
+
+
+def total(profile: dict[str, object], name: str, **match: object) -> float:
+    ops = profile["ops"]
+    assert isinstance(ops, list)
+    chosen = [op for op in ops if all(op[key] == value for key, value in match.items())]
+    return sum(op[name] * op["count"] for op in chosen)
+
+
+def test_flops_of_linear_layers_are_two_per_weight_and_pass() -> None:
+    profile = linear_profile(batch=64)
+    forward = 3 * 2 * 64 * 1024 * 1024
+    assert total(profile, "flops", backward=False) == forward
+    assert total(profile, "flops", backward=True) == 2 * forward - forward / 3  # the first layer's input needs none
+
+
+def test_flops_of_a_convolution_are_those_of_its_definition() -> None:
+    with fake_device():
+        model = nn.Conv2d(8, 16, 3, padding=1, bias=False)
+        data = torch.randn(2, 8, 32, 32)
+        profile = trace_step(model, lambda: model(data).mean(), batch=2)
+    assert total(profile, "flops", kind="conv", backward=False) == 2 * (2 * 32 * 32) * 16 * (8 * 9)
+    assert total(profile, "flops", kind="conv", backward=True) == 2 * (2 * 32 * 32) * 16 * (8 * 9)  # of weights only
+
+
+@pytest.mark.parametrize(("causal", "share"), [(False, 1.0), (True, 0.5)])
+def test_attention_is_fused_and_counted(causal: bool, share: float) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = self.proj(x).view(2, 128, 4, 16).transpose(1, 2)
+            return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1, is_causal=causal)
+
+    with fake_device():
+        model, data = Attention(), torch.randn(2, 128, 64)
+        profile = trace_step(model, lambda: model(data).sum(), batch=2, precision="bf16")
+    product = 2 * (2 * 4) * 128 * 128 * 16 * share
+    assert total(profile, "flops", kind="attention", backward=False) == 2 * product
+    assert total(profile, "flops", kind="attention", backward=True) == 5 * product
+    assert total(profile, "count", dtype="bfloat16", kind="attention") == 2
+
+
+def test_autocast_makes_matrix_products_narrow_and_keeps_norms_wide() -> None:
+    with fake_device():
+        model = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 256))
+        data = torch.randn(8, 256)
+        profile = trace_step(model, lambda: model(data).float().sum(), batch=8, precision="bf16")
+    assert total(profile, "count", kind="matmul", dtype="float32") == 0
+    assert total(profile, "count", kind="matmul", dtype="bfloat16") > 0
+    assert total(profile, "count", kind="reduction", dtype="bfloat16", backward=False) == 0
+
+
+def test_memory_of_a_chain_is_what_autograd_keeps() -> None:
+    """Each layer's input is kept for its weight's gradient; beside them are one or two that are on their way."""
+    profile = linear_profile(batch=4096)
+    memory = profile["memory"]
+    assert isinstance(memory, dict)
+    assert memory["parameters"] == memory["gradients"] == 3 * 4 * MIB
+    most = max(row[0] + row[2] for row in memory["activations"])
+    each = 4096 * 1024 * 4
+    assert 4 * each <= most <= 5 * each + 12 * MIB
+
+
+def test_activations_grow_with_the_batch_and_casts_do_not() -> None:
+    small, large = (linear_profile(batch=batch, precision="bf16") for batch in (512, 1024))
+    low, high = (max(profile["memory"]["activations"]) for profile in (small, large))  # type: ignore[index]
+    assert low[1] == high[1] == 3 * 2 * MIB
+    assert (high[0] - high[1]) == pytest.approx(2 * (low[0] - low[1]), rel=0.01)
+
+
+def test_a_fusing_compiler_moves_and_keeps_less() -> None:
+    with fake_device():
+        model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.Linear(256, 256))
+        data = torch.randn(4096, 256)
+        profile = trace_step(model, lambda: model(data).sum(), batch=4096)
+    assert total(profile, "fused_bytes", kind="pointwise") < 0.6 * total(profile, "bytes", kind="pointwise")
+    memory = profile["memory"]
+    assert max(memory["activations_compiled"])[0] < max(memory["activations"])[0]
+
+
+def test_checkpointing_keeps_less_and_computes_more() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def trace(again: bool) -> dict[str, object]:
+        with fake_device():
+            blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)
+            )
+            data = torch.randn(1024, 256)
+
+            def step() -> torch.Tensor:
+                x = data
+                for block in blocks:
+                    x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+                return x.sum()
+
+            return trace_step(blocks, step, batch=1024, precision="bf16")
+
+    plain, less = trace(False), trace(True)
+    assert total(less, "flops", kind="matmul") > 1.2 * total(plain, "flops", kind="matmul")
+    assert max(less["memory"]["activations"])[0] < 0.6 * max(plain["memory"]["activations"])[0]  # type: ignore[index]
+
+
+def test_real_tensors_are_traced_as_fake_ones_are() -> None:
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    data = torch.randn(32, 128)
+    real = trace_step(model, lambda: model(data).sum(), batch=32)
+    with fake_device():
+        model, data = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)), torch.randn(32, 128)
+        fake = trace_step(model, lambda: model(data).sum(), batch=32)
+    assert total(real, "flops") == total(fake, "flops")
+    assert total(real, "bytes") == total(fake, "bytes")
+
+
+SCRIPT = """
+import sys
+import torch
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(), torch.nn.Linear(64, 2)).to(device)
+model = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(1000):
+    x, y = torch.randn(int(sys.argv[1]), 64, device=device), torch.randint(0, 2, (int(sys.argv[1]),), device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    if loss.item() > 1e9:
+        break
+    optimizer.step()
+    open("stepped", "w").close()
+"""
+
+
+def test_a_script_is_traced_up_to_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    profile = trace_script(str(tmp_path / "train.py"), ["48"])
+    json.dumps(profile)
+    assert (profile["batch"], profile["precision"], profile["optimizer"]) == (48, "bf16", "sgd")
+    assert profile["parameters"] == 64 * 64 + 64 + 128 + 2
+    assert total(profile, "flops", backward=False) == 2 * 48 * (64 * 64 + 64 * 2)
+    assert not (tmp_path / "stepped").exists()
+    assert torch.ones(1).item() == 1  # nothing is fake afterwards
+    assert torch.compile.__module__ == "torch"
+
+
+def test_a_script_without_a_step_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(2).shape)\n")
+    with pytest.raises(RuntimeError, match="without an optimizer's step"):
+        trace_script(str(tmp_path / "train.py"), [])
+
+
+RUN = """
+import torch
+from remuda import train
+
+run = train.Run("checkpoints")
+model = run.model(lambda: torch.nn.Linear(32, 4))
+optimizer = run.optimizer(torch.optim.AdamW, lr=1e-3)
+data = run.data(train.Tensors(torch.randn(256, 32), torch.randint(0, 4, (256,))), global_batch=64)
+for batch in run.batches(data, epochs=2):
+    run.accumulate(lambda part: torch.nn.functional.cross_entropy(model(part[0]), part[1]), batch)
+    run.step(optimizer)
+"""
+
+
+def test_a_script_of_the_toolkit_is_traced_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(RUN)
+    profile = trace_script("train.py", [])
+    gc.collect()
+    assert (profile["batch"], profile["optimizer"], profile["parameters"]) == (64, "adamw", 32 * 4 + 4)
+    assert total(profile, "flops", kind="matmul", backward=False) == 2 * 64 * 32 * 4
+    assert not list(tmp_path.rglob("*.metadata"))
+
+
+@pytest.mark.parametrize(
+    ("packet", "kind"),
+    [("aten.addmm", "matmul"), ("aten.convolution_backward", "conv"), ("aten.view", "pointwise"), ("aten.empty", ""),
+     ("aten._softmax", "reduction"), ("aten._to_copy", "copy"), ("aten.embedding", "index"),
+     ("aten._scaled_dot_product_flash_attention", "attention")],
+)  # fmt: skip
+def test_kinds(packet: str, kind: str) -> None:
+    assert classify(packet) == kind
+
+
+def test_grouped_convolutions_count_their_own_channels_only() -> None:
+    given, weight = torch.empty(1, 8, 4, 4), torch.empty(8, 1, 3, 3)
+    flops, size = count_flops(
+        "conv", "aten.convolution", (given, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 8),
+        [torch.empty(1, 8, 4, 4)],
+    )  # fmt: skip
+    assert flops == 2 * 16 * 8 * 9
+    assert size == (8, 16, 1, 9)
