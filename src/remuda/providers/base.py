@@ -51,6 +51,7 @@ class Feature(StrEnum):
     GANG = "gang"  # more than one node
     IMAGE = "image"
     BUILD = "build"  # of an image from the user's own Dockerfile, where the work runs
+    LOGIN = "login"  # to an image's registry, by a secret of the task
     VOLUMES = "volumes"  # volumes of its own, by name
     MOUNTS = "mounts"  # folders of the node, and NFS, where a task wants them
     NETWORK = "network"

@@ -1,16 +1,19 @@
 """What a place says of itself: its manifest, its offers, its hosts, what it cannot honour."""
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from remuda.catalog.accelerators import find_accelerator
 from remuda.domain.offers import Purchase
-from remuda.domain.tasks import NetworkNeed, Resources, SpotPolicy, Task
+from remuda.domain.tasks import ImageBuild, NetworkNeed, Resources, SpotPolicy, Task, Volume, VolumeKind
 from remuda.providers.base import Feature, Introduces, SettingKind, SharesHosts, StatesPolicy
 from remuda.providers.contract.stage import FOREIGN, Play, Stage, Stories
 from remuda.providers.objections import list_objections
+
+_VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/remuda-contract")
 
 
 class Offers(Stories):
@@ -161,8 +164,12 @@ class Offers(Stories):
             (Feature.DISK, Task(name="t", run="true", resources=Resources(disk_type="gp3"))),
             (Feature.NETWORK, Task(name="t", run="true", resources=Resources(network=NetworkNeed(min_mbps=1)))),
             (Feature.GANG, Task(name="t", run="true", nodes=2)),
+            (Feature.BUILD, Task(name="t", run="true", image_build=ImageBuild(path="."))),
+            (Feature.LOGIN, Task(name="t", run="true", image="box:1", image_login="LOGIN")),
+            (Feature.VOLUMES, Task(name="t", run="true", volumes=(_VOLUME,))),
+            (Feature.MOUNTS, Task(name="t", run="true", volumes=(replace(_VOLUME, kind=VolumeKind.HOST),))),
         ],
-        ids=["spot", "image", "disk", "network", "gang"],
+        ids=["spot", "image", "disk", "network", "gang", "build", "login", "volumes", "mounts"],
     )
     def test_what_is_lacking_is_refused_with_its_reason(self, play: Play, feature: Feature, task: Task) -> None:
         async def story(stage: Stage) -> None:

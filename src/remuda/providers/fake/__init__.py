@@ -14,6 +14,8 @@ MANIFEST = Manifest(
     docs="Lives in the server's memory, costs nothing real, and follows a script of prices, capacity and faults.",
     lacks={
         Feature.IMAGE: "nothing is really run",
+        Feature.BUILD: "nothing is really built",
+        Feature.LOGIN: "there is no registry",
         Feature.VOLUMES: "nothing is really stored",
         Feature.MOUNTS: "its nodes have no file systems",
         Feature.NETWORK: "its nodes have no network",

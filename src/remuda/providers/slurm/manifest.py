@@ -7,6 +7,8 @@ from remuda.providers.base import Feature, Manifest, Setting, SettingKind
 
 LACKS: Mapping[Feature, str] = {
     Feature.IMAGE: "a cluster's nodes start the agent as a plain process; load what the task needs in its `setup`",
+    Feature.BUILD: "Dockerfiles are built where there is podman or docker; `remuda image build --push NAME` makes one",
+    Feature.LOGIN: "jobs run in no images here",
     Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the `nfs` export",
     Feature.NETWORK: "Slurm does not say how fast the network between its nodes is",
     Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
