@@ -106,7 +106,7 @@ def test_a_fusing_compiler_moves_and_keeps_less() -> None:
 def test_checkpointing_keeps_less_and_computes_more() -> None:
     from torch.utils.checkpoint import checkpoint
 
-    def trace(again: bool) -> dict[str, object]:
+    def trace(checkpointed: bool) -> dict[str, object]:
         with fake_device():
             blocks = nn.ModuleList(
                 nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)
@@ -116,13 +116,14 @@ def test_checkpointing_keeps_less_and_computes_more() -> None:
             def step() -> torch.Tensor:
                 x = data
                 for block in blocks:
-                    x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+                    x = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
                 return x.sum()
 
             return trace_step(blocks, step, batch=1024, precision="bf16")
 
     plain, less = trace(False), trace(True)
-    assert total(less, "flops", kind="matmul") > 1.2 * total(plain, "flops", kind="matmul")
+    again = total(less, "flops", kind="matmul") - total(plain, "flops", kind="matmul")
+    assert again == 4 * 2 * 1024 * 256 * 1024  # each block's first layer: what comes after is not needed
     assert max(less["memory"]["activations"])[0] < 0.6 * max(plain["memory"]["activations"])[0]  # type: ignore[index]
 
 
