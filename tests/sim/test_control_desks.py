@@ -15,8 +15,8 @@ from remuda.control.desk import JobIds, NotHonoured, TooLate, gang_name
 from remuda.control.plant import Plant, Surroundings
 from remuda.domain.jobs import Job, JobPhase, Node, NodePhase, Origin, Outcome
 from remuda.domain.messages import Ack, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
-from remuda.domain.tasks import Checkpoint, Schedule, Span, Task, Webhook, Window
-from remuda.providers.base import Carrier, GangSpec, GangState
+from remuda.domain.tasks import Checkpoint, Resources, Schedule, Span, SpotPolicy, Task, Webhook, Window
+from remuda.providers.base import Carrier, GangSpec, GangState, Manifest
 from remuda.providers.fake import MANIFEST
 from remuda.providers.fake.cloud import FakeCloud
 from remuda.providers.fake.script import DEFAULT, Fate, Script
@@ -57,11 +57,15 @@ class House:
         return Message(seq=seq, at=self.clock.now(), kind=kind, **fields)  # type: ignore[arg-type]
 
 
-def in_house(story: Callable[[House], Awaitable[T]], fates: Sequence[Fate] = (Fate(boots=False),) * 9) -> T:
+def in_house(
+    story: Callable[[House], Awaitable[T]],
+    fates: Sequence[Fate] = (Fate(boots=False),) * 9,
+    manifest: Manifest = MANIFEST,
+) -> T:
     async def main() -> T:
         clock = VirtualClock(START)
         store = MemoryStore(make_id=lambda: "test")
-        cloud = FakeCloud(MANIFEST, Script(offers=DEFAULT.offers, launches=tuple(fates)), clock.now)
+        cloud = FakeCloud(manifest, Script(offers=DEFAULT.offers, launches=tuple(fates)), clock.now)
         posts: list[tuple[str, dict[str, object]]] = []
 
         async def post(url: str, body: bytes) -> str:
@@ -409,3 +413,22 @@ def test_a_job_with_a_window_starts_when_it_opens() -> None:
         assert timedelta(minutes=89) < attempt.created_at - now < timedelta(minutes=92)
 
     in_house(story)
+
+
+@pytest.mark.parametrize(("rate", "told"), [(1e8, True), (1e9, False)])
+def test_a_checkpoint_that_takes_longer_than_the_places_notice_is_told_of_once(rate: float, told: bool) -> None:
+    async def story(house: House) -> None:
+        spot = Resources(spot=SpotPolicy.ONLY)
+        job = await house.submit(checkpoint=Checkpoint(path="c"), resources=spot)
+        await house.wait()
+        gang = await house.gang(job)
+        assert isinstance(await house.plant.agents.claim(gang, 0, "n", "a", HOST), Go)
+        size = 20 * 10**9
+        for seq in (1, 2):
+            fields = {"bytes": size, "files": 2, "sent": size, "seconds": size / rate, "number": seq}
+            await house.report(gang, house.message(seq, MessageKind.CHECKPOINT, **fields))
+        warned = [event.text for event in await house.store.events(job.id) if event.kind == "unsafe"]
+        assert len(warned) == told
+        assert all("took 3m20s" in text and "2m00s of notice" in text for text in warned)
+
+    in_house(story, manifest=replace(MANIFEST, notice=timedelta(minutes=2)))

@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from remuda.planner.pace import FAILURES_PER_NODE_HOUR, Losses, fit_notice, is_news, loss_rate, make_pace
+from remuda.domain.tasks import Checkpoint, Task
+from remuda.planner.pace import FAILURES_PER_NODE_HOUR, Losses, fit_notice, is_news, loss_rate, make_pace, say_fit
 from remuda.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
 
 SECOND = timedelta(seconds=1)
@@ -57,3 +58,13 @@ def test_a_checkpoint_fits_if_step_and_bytes_do() -> None:
     assert fit_notice(3 * 10**9, 1e8, 30 * SECOND, step=SECOND).needed == 31 * SECOND
     with pytest.raises(ValueError, match="bandwidth"):
         fit_notice(1, 0, SECOND)
+
+
+def test_a_plan_says_whether_a_checkpoint_fits_into_the_notice() -> None:
+    def say(size_mib: int | None, notice: timedelta) -> str:
+        task = Task(name="x", run="x", checkpoint=Checkpoint(path="c", size_mib=size_mib))
+        return " ".join(say_fit(task, notice))
+
+    assert say(None, 30 * SECOND) == ""
+    assert "within the notice of 2m00s" in say(12 * 1024, 120 * SECOND)
+    assert "longer than the notice of 30s" in say(12 * 1024, 30 * SECOND)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from remuda.catalog.fit import match_offers
@@ -53,9 +54,18 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
         refused=live.refused,
         live=live.names,
         problems=live.problems,
-        situation=Situation(output_mib=output_mib, egress=egress),
+        situation=Situation(output_mib=output_mib, egress=egress, notices=_notices(task)),
         unknown=unknown,
     )
+
+
+def _notices(task: Task) -> dict[str, timedelta]:
+    """How long before its end each provider tells a node; asked for where the task says what it has to save by then."""
+    from remuda.providers import registry
+
+    if task.checkpoint is None or task.checkpoint.size_mib is None:
+        return {}
+    return {each.name: each.notice for each in registry.manifests() if each.notice is not None}
 
 
 @dataclass(slots=True)

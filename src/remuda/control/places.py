@@ -55,6 +55,11 @@ class Places:
                 self._snapshot = Snapshot(market=await self._ask_all(), as_of=now)
             return self._snapshot
 
+    def notice(self, name: str) -> timedelta | None:
+        """How long before its end a node is told, at the least; None where it is not, or the place is not known."""
+        provider = self.providers.get(name)
+        return provider.manifest.notice if provider is not None else None
+
     def expire(self) -> None:
         """Capacity or prices are known to have changed: ask again at the next need."""
         self._snapshot = None

@@ -88,6 +88,7 @@ class Plant:
             open_secrets=surroundings.open_secrets,
             checkpoint=self.checkpoints.ready,
             pace=self.checkpoints.pace,
+            notice=lambda attempt: self.places.notice(attempt.offer.provider),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=surroundings.read_blob,
         )

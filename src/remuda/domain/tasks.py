@@ -135,6 +135,7 @@ class Checkpoint:
 
     path: str
     every: timedelta | None = None
+    size_mib: int | None = None  # of one checkpoint, as its author expects it
     auto: bool = False  # `every` is chosen by Remuda, from what a checkpoint costs and how often nodes are lost
 
 
@@ -171,6 +172,7 @@ class Retry:
     exit: int | None = 0
     exit_codes: tuple[int, ...] = ()
     delay: timedelta = timedelta(0)
+    parallel: int = 1  # places that are tried at the same time; the first to be ready gets the work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

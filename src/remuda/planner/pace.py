@@ -8,10 +8,14 @@ counts as so many node-hours without surprise: a conjugate Gamma prior of a Pois
 from dataclasses import dataclass
 from datetime import timedelta
 
+from remuda.domain.tasks import Task
+from remuda.domain.units import format_duration, format_memory
 from remuda.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval
 
 # 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 to a node: "The Llama 3 Herd of Models", 2024, table 5.
 FAILURES_PER_NODE_HOUR = 419 / (54 * 24 * 16384 / 8)
+# What a node is taken to hand over a second where nothing was measured: 1 Gbit/s, an assumption.
+ASSUMED_BYTES_PER_S = 125e6
 PRIOR_NODE_HOURS = 24.0  # that a prior weighs: an assumption; a day of one's own observations counts as much
 SHORTEST = timedelta(seconds=1)
 SAME = 0.1  # a new interval this near to the old one is not worth a word
@@ -72,3 +76,15 @@ def fit_notice(size: int, bytes_per_s: float, notice: timedelta, step: timedelta
     if bytes_per_s <= 0:
         raise ValueError("the bandwidth must be above 0")
     return Fit(needed=step + timedelta(seconds=size / bytes_per_s), notice=notice)
+
+
+def say_fit(task: Task, notice: timedelta) -> tuple[str, ...]:
+    """Whether a checkpoint of the stated size can be made durable within a place's notice; () where none is stated."""
+    if task.checkpoint is None or task.checkpoint.size_mib is None:
+        return ()
+    fit = fit_notice(task.checkpoint.size_mib << 20, ASSUMED_BYTES_PER_S, notice)
+    size, needed = format_memory(task.checkpoint.size_mib), format_duration(fit.needed)
+    how = f"a checkpoint of {size} takes {needed} at 1 Gbit/s (assumed)"
+    if fit.fits:
+        return (f"{how}, and the step in hand: within the notice of {format_duration(notice)}",)
+    return (f"{how}, longer than the notice of {format_duration(notice)}: only the one before it is safe then",)

@@ -64,6 +64,7 @@ class Situation:
     spent: Money = field(default_factory=Money)  # counted against limits.budget
     output_mib: int | None = None  # data that will leave the place at the end
     egress: Mapping[str, Money] = field(default_factory=dict)  # price per GB by provider, or "provider/region"
+    notices: Mapping[str, timedelta] = field(default_factory=dict)  # that a provider gives before it takes a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate, Money, format_duration
 from remuda.planner.limits import Limiter
+from remuda.planner.pace import say_fit
 from remuda.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss, View
 from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
 from remuda.planner.work import estimate, shape_of, start_time
@@ -225,6 +226,9 @@ def _placement(task: Task, scored: _Scored, known: Situation, now: datetime) -> 
     available = _is_available(task, offer)
     notes = [] if available else [f"{offer.capacity} of {task.nodes} nodes free now"]
     notes += course.notes
+    notice = known.notices.get(offer.provider)
+    if offer.purchase is Purchase.SPOT and notice is not None:
+        notes += say_fit(task, notice)
     price = egress_price(offer, known)
     if known.output_mib is not None and scored.egress is None:
         notes.append("egress price unknown, not in the total")

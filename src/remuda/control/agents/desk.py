@@ -17,8 +17,9 @@ from remuda.control.jobs import MARGIN, cap_of
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
 from remuda.domain.messages import Ack, Assignment, CheckpointWork, Go, HostFacts, Message, NotYours, Refused, Wait
+from remuda.domain.offers import Purchase
 from remuda.domain.units import HourlyRate, Money, format_duration
-from remuda.planner.pace import Pace, is_news
+from remuda.planner.pace import Pace, fit_notice, is_news
 from remuda.store.base import Changes, NotFound, Stale, Store
 
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
@@ -44,6 +45,7 @@ class Supplies:
     checkpoint: Callable[[Job, Attempt], Awaitable[CheckpointWork | None]]  # ready to be started from
     accelerators: Callable[[Job, Attempt], int]  # per node
     pace: Callable[[Job, Attempt], Awaitable[Pace | None]] = no_pace  # how often to save, where we choose
+    notice: Callable[[Attempt], timedelta | None] = lambda attempt: None  # that its place gives
     read_blob: ReadBlob | None = None  # None: there are no frozen folders here
 
 
@@ -212,6 +214,7 @@ class AgentDesk:
         report = apply_messages(job, attempt, node, messages, now)
         if report.saved:
             await self._repace(report)
+            self._warn_of_size(report, attempt)
         if report.node.last_seq > node.last_seq:
             attempts = [report.attempt] if report.attempt is not attempt else []
             await self._store.commit(Changes(attempts=attempts, nodes=[report.node], events=report.events))
@@ -219,6 +222,17 @@ class AgentDesk:
                 self._hint(job.id)
         every = report.attempt.checkpoint_every
         return Ack(seq=report.node.last_seq, lease=self._lease(job, attempt), every=every)
+
+    def _warn_of_size(self, report: Report, before: Attempt) -> None:
+        """Once, when it is first measured: the place's notice is too short for a checkpoint like this one."""
+        attempt, notice = report.attempt, self._supplies.notice(report.attempt)
+        if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
+            return
+        fit = fit_notice(attempt.checkpoint_bytes, attempt.checkpoint_rate, notice)
+        if attempt.offer.purchase is Purchase.SPOT and not fit.fits:
+            text = f"this checkpoint took {format_duration(fit.needed)}, and {attempt.offer.provider} gives "
+            text += f"{format_duration(notice)} of notice: only the newest that is complete by then is safe"
+            tell(report, self._clock.now(), "unsafe", text)
 
     async def _repace(self, report: Report) -> None:
         """Whether another interval is worth it now, after what the newest checkpoint cost."""

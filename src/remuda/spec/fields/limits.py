@@ -4,7 +4,7 @@ import re
 from datetime import datetime, timedelta
 
 from remuda.domain.tasks import Checkpoint, Limits, Retry
-from remuda.domain.units import Money, UnitError, format_duration, parse_usd
+from remuda.domain.units import Money, UnitError, format_duration, parse_memory_mib, parse_usd
 from remuda.spec.fields.kinds import (
     EXPRESSION,
     Either,
@@ -181,6 +181,13 @@ DELAY = Field(
     example="delay: 30s",
     default="0",
 )
+PARALLEL = Field(
+    name="parallel",
+    kind=whole(1, 8, "a number of places, from 1 to 8"),
+    help="Places that are tried at the same time; the first to be ready gets the work, the others are given back.",
+    example="parallel: 3",
+    default="1",
+)
 
 
 def _build_retry(table: Table) -> Retry:
@@ -201,13 +208,14 @@ def _build_retry(table: Table) -> Retry:
         exit=exits,
         exit_codes=codes,
         delay=table.get(DELAY, plain.delay),
+        parallel=table.get(PARALLEL, plain.parallel),
     )
 
 
 RETRY = Section(
     path="retry",
     help="How often each kind of failure is tried again: a number, or `unlimited`.",
-    fields=(PREEMPTION, NODE, EXIT, EXIT_CODES, DELAY),
+    fields=(PREEMPTION, NODE, EXIT, EXIT_CODES, DELAY, PARALLEL),
     build=_build_retry,
     hints={
         "max_restarts_on_errors": "write `exit`",
@@ -258,19 +266,35 @@ EVERY: Field[timedelta | str] = Field(
 )
 
 
+def _read_size(node: ScalarNode) -> int:
+    size = parse_memory_mib(read_text(node))
+    if size <= 0:
+        raise Wrong(f"{shown(node.text)} is no size")
+    return size
+
+
+SIZE = Field(
+    name="size",
+    kind=Value(words="a size such as 12GB", parse=_read_size, schema={"type": ["string", "number"]}),
+    help="How large one checkpoint is expected to be: plans then say whether it can be saved within the notice that a "
+    "place gives before it takes a node back.",
+    example="size: 12GB",
+)
+
+
 def _build_checkpoint(table: Table) -> Checkpoint | None:
-    path, every = table.get(PATH), table.get(EVERY)
+    path, every, size = table.get(PATH), table.get(EVERY), table.get(SIZE)
     if path is None:
         return None
     if every is None or isinstance(every, str):
-        return Checkpoint(path=path, auto=every is not None)
-    return Checkpoint(path=path, every=every)
+        return Checkpoint(path=path, size_mib=size, auto=every is not None)
+    return Checkpoint(path=path, every=every, size_mib=size)
 
 
 CHECKPOINT_TABLE = Section(
     path="checkpoint",
     help="A folder that outlives an attempt, and how often it is written.",
-    fields=(PATH, EVERY),
+    fields=(PATH, EVERY, SIZE),
     build=_build_checkpoint,
     hints={"dir": "write `path`", "folder": "write `path`", "interval": "write `every`"},
 )
