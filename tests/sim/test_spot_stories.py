@@ -8,7 +8,7 @@ from tests.sim.story_checks import check_all, tell
 from remuda.domain.jobs import JobPhase, Outcome
 from remuda.domain.markets import Sight
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
 from remuda.domain.units import HourlyRate
 from remuda.providers.fake.script import Fate, PriceChange, Reply, Script
 from remuda.sim.stage import START, play
@@ -144,3 +144,34 @@ def test_a_second_gang_that_is_refused_costs_the_first_nothing() -> None:
     assert (tale.attempts[0].outcome, tale.job.attempt) == (Outcome.SUCCEEDED, 1), tell(tale)
     assert {attempt.outcome for attempt in tale.attempts[1:]} <= {Outcome.CAPACITY, Outcome.STOPPED}
     assert len(tale.attempts) > 1
+
+
+def test_places_tried_at_the_same_time_give_the_work_to_the_first_that_is_ready() -> None:
+    offers = (SPOT, FIXED, SPOT_B, FIXED_B)
+    slow, quick = Fate(boot_s=900), Fate(boot_s=30)
+    ending = play_story(task(retry=Retry(parallel=2)), slow, quick, offers=offers)
+    tale = only(ending)
+    assert bought(tale) == [("a", "spot", Outcome.STOPPED), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+    assert tale.attempts[0].created_at == tale.attempts[1].created_at
+    assert tale.attempts[0].ended_at is not None
+    assert tale.attempts[0].ended_at - START < timedelta(minutes=3), "the slow one is given back at once"
+    assert [gang[-2:] for gang, _, _, _ in ending.cloud.storage.work] == ["-2"]
+
+
+def test_of_places_tried_at_the_same_time_those_that_refuse_cost_no_time() -> None:
+    offers = (SPOT, FIXED, SPOT_B, FIXED_B)
+    tale = tell_story(task(retry=Retry(parallel=2)), Fate(reply=Reply.NO_CAPACITY), Fate(), offers=offers)
+    assert tale.job.phase is JobPhase.DONE
+    assert (tale.job.attempt, tale.attempts[0].outcome) == (2, Outcome.CAPACITY), tell(tale)
+    assert tale.attempts[1].created_at == tale.attempts[0].created_at
+    assert "avoided" not in [event.kind for event in tale.events] or SPOT.key in tale.job.avoid
+    assert in_time(tale)
+
+
+def test_without_a_deadline_several_places_are_tried_too() -> None:
+    job = task(limits=Limits(), retry=Retry(parallel=3))
+    ending = play_story(job, Fate(boot_s=900), Fate(boot_s=300), Fate(boot_s=30), offers=(SPOT, FIXED, SPOT_B))
+    tale = only(ending)
+    assert tale.job.phase is JobPhase.DONE
+    assert tale.job.attempt == 3, tell(tale)
+    assert len({gang for gang, _, _, _ in ending.cloud.storage.work}) == 1

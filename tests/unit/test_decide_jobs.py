@@ -108,7 +108,7 @@ def test_a_preemption_is_tried_again_without_end_by_default() -> None:
 def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: Outcome) -> None:
     action = decide_job(ended(outcome, retries={"node": 2}), T0)
     assert isinstance(action, j.Requeue)
-    assert action.avoid == 4 * j.FIRST_AVOID
+    assert action.avoid == 4 * (timedelta(minutes=1) if outcome is Outcome.TIMEOUT else timedelta(seconds=30))
     assert turned(decide_job(ended(outcome, retries={"node": 3}), T0)) == (JobPhase.FAILED, None)
 
 
@@ -120,16 +120,16 @@ def test_this_machine_is_not_avoided_for_a_lost_process() -> None:
 
 def test_no_capacity_is_looked_for_elsewhere_at_once_and_here_later_and_later() -> None:
     first = decide_job(ended(Outcome.CAPACITY), T0)
-    assert first == j.Requeue(kind="capacity", reason="because", avoid=j.FIRST_AVOID)
+    assert first == j.Requeue(kind="capacity", reason="because", avoid=timedelta(seconds=30))
     later = decide_job(ended(Outcome.CAPACITY, retries={"capacity": 50}), T0)
     assert isinstance(later, j.Requeue)
-    assert later.avoid == j.LONGEST_AVOID
+    assert later.avoid == timedelta(hours=1)
 
 
 def test_what_was_refused_waits_for_a_person() -> None:
     action = decide_job(ended(Outcome.REFUSED), T0)
     assert isinstance(action, j.Requeue)
-    assert action.avoid == j.REFUSED_AVOID
+    assert action.avoid == timedelta(days=1)
 
 
 def test_the_delay_doubles_up_to_an_hour() -> None:

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from remuda.control.markets.troubles import find_trouble, rest_after
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Outcome
 from remuda.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(seconds=5)  # between an order to stop and the end of the bill, beyond the task's grace
-FIRST_AVOID = timedelta(seconds=30)  # of an offer that failed; doubles with each failure of the kind
-LONGEST_AVOID = timedelta(hours=1)
-REFUSED_AVOID = timedelta(days=1)  # a person must act first
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 _NEVER = timedelta.max
@@ -134,12 +132,11 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
         case Outcome.PREEMPTED:
             return _again_or_fail(view, attempt, "preemption", retry.preemption)
         case Outcome.CAPACITY:
-            return Requeue(kind="capacity", reason=attempt.reason, avoid=_doubled(job, "capacity", FIRST_AVOID))
+            return Requeue(kind="capacity", reason=attempt.reason, avoid=_rest(job, attempt, "capacity"))
         case Outcome.REFUSED:
-            return Requeue(kind="refused", reason=attempt.reason, avoid=REFUSED_AVOID)
+            return Requeue(kind="refused", reason=attempt.reason, avoid=_rest(job, attempt, "refused"))
         case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
-            avoid = timedelta(0) if attempt.offer.shared else _doubled(job, "node", FIRST_AVOID)
-            return _again_or_fail(view, attempt, "node", retry.node, avoid)
+            return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
 
 
 def _may_work_still(attempt: Attempt) -> bool:
@@ -160,8 +157,8 @@ def _again_or_fail(
     return Requeue(kind=kind, reason=f"{attempt.reason}; tried again", delay=delay, avoid=avoid)
 
 
-def _doubled(job: Job, kind: str, first: timedelta) -> timedelta:
-    return min(LONGEST_AVOID, first * (1 << min(job.retries.get(kind, 0), 16)))
+def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
+    return rest_after(find_trouble(attempt), attempt, job.retries.get(kind, 0))
 
 
 def _limits(view: JobView, now: datetime) -> Action:

@@ -17,6 +17,7 @@ from remuda.control.places import Places, Snapshot
 from remuda.costs.metering import total
 from remuda.domain.events import Event
 from remuda.domain.jobs import Course, Job, JobPhase, attempt_id
+from remuda.domain.offers import Offer
 from remuda.domain.tasks import Resources
 from remuda.domain.units import Money
 from remuda.planner.courses import Advice
@@ -119,7 +120,7 @@ class QueueReconciler:
             decision = self._decide(job, prospects, turns)
             match decision:
                 case Place():
-                    await self._place(decision, prospects.course, snapshot, now)
+                    await self._place(decision, prospects, snapshot, now)
                     changed += 1
                 case Stay():
                     stays.append(decision)
@@ -177,20 +178,21 @@ class QueueReconciler:
     async def _situation(self, job: Job, now: datetime) -> Situation:
         """What the job used of its limits so far; asked for only where it had an attempt and has limits."""
         limits = job.task.limits
+        avoid = await self._guide.book.resting()
         if not job.attempt or (cap_of(job) is None and limits.duration is None):
-            return Situation(submitted_at=job.submitted_at)
+            return Situation(submitted_at=job.submitted_at, avoid=avoid)
         attempts = await self._store.attempts(job.id)
         ran = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
         spent = total(await self._store.charges(job.id)) if cap_of(job) is not None else Money(0)
-        return Situation(submitted_at=job.submitted_at, ran=sum(ran, timedelta(0)), spent=spent)
+        return Situation(submitted_at=job.submitted_at, avoid=avoid, ran=sum(ran, timedelta(0)), spent=spent)
 
     async def _capacity(self, snapshot: Snapshot) -> Capacity:
         hosts = snapshot.market.hosts
         return Capacity(hosts=hosts, holds=await self._store.holds() if hosts else (), used=snapshot.used)
 
-    async def _place(self, place: Place, course: Course | None, snapshot: Snapshot, now: datetime) -> None:
+    async def _place(self, place: Place, prospects: Prospects, snapshot: Snapshot, now: datetime) -> None:
         """Write the intent; everything that follows can be found again from it."""
-        job = place.job
+        job, course = place.job, prospects.course
         attempt, nodes = make_attempt(job, place.offer, self._gang_of, now, "placed")
         reason = f"starts on {place.offer.key}"
         if course is not None:
@@ -206,16 +208,26 @@ class QueueReconciler:
             not_before=None,
             course=course or job.course,
         )
+        events = [_event(started, now, "placed", reason)]
+        attempts = [attempt]
+        for offer in _rivals(job, place.offer, prospects.offers, snapshot):
+            rival, more = make_attempt(started, offer, self._gang_of, now, "placed beside the job's gang")
+            attempts.append(rival)
+            nodes += more
+            started = replace(started, numbered=rival.number, reliefs=(*started.reliefs, rival.number))
+            text = f"attempt {rival.number} starts on {offer.key} at the same time: the first to be ready gets the work"
+            events.append(_event(started, now, "relief", text))
         await self._store.commit(
             Changes(
                 jobs=[started],
-                attempts=[attempt],
+                attempts=attempts,
                 nodes=nodes,
                 holds=place.holds,
-                events=[_event(started, now, "placed", reason)],
+                events=events,
             )
         )
-        snapshot.used[place.offer.key] += job.task.nodes
+        for each in attempts:
+            snapshot.used[each.offer.key] += job.task.nodes
         self._hint(job.id)
 
     async def _give_up(self, job: Job, reason: str, now: datetime) -> None:
@@ -233,6 +245,20 @@ class QueueReconciler:
         events = [_event(job, now, "waits", course.reason) for job, course in decided]
         if news:
             await self._store.commit(Changes(jobs=news, events=events))
+
+
+def _rivals(job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: Snapshot) -> Sequence[Offer]:
+    """Where else a job that asks for several places at once is started; shared hosts are given to one job only."""
+    if job.task.retry.parallel < 2 or chosen.shared:
+        return ()
+    others = [
+        offer
+        for offer in offers
+        if offer.key != chosen.key
+        and not offer.shared
+        and (offer.capacity is None or offer.capacity - snapshot.used[offer.key] >= job.task.nodes)
+    ]
+    return others[: job.task.retry.parallel - 1]
 
 
 def _wait(advice: Advice) -> str:

@@ -17,6 +17,7 @@ from remuda.control.clock import Clock
 from remuda.control.jobs import JobView, decide_job
 from remuda.control.markets.book import sights_of
 from remuda.control.markets.reliefs import Reliefs
+from remuda.control.markets.troubles import find_trouble
 from remuda.control.places import Places
 from remuda.control.scene import Scene
 from remuda.control.timetable import Timetable
@@ -208,6 +209,10 @@ class JobReconciler:
             )
         )
         scene.tell(now, "queued", again.reason)
+        if attempt is not None and again.avoid:
+            until = now + again.avoid
+            text = f"{attempt.offer.key} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {find_trouble(attempt)}"
+            scene.tell(now, "avoided", text)
 
     def _limit(self, scene: Scene, limit: jobs.Limit, now: datetime) -> None:
         scene.tell(now, "limit", limit.reason)

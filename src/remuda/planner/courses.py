@@ -365,6 +365,14 @@ def _within_budget(setting: Setting, standpoint: Standpoint, view: View, decisio
     return Decision(Mode.SPOT, best, inf, f"the budget does not pay for on-demand to the end ({decision.reason})")
 
 
+def _spots(setting: Setting, view: View, market: int) -> tuple[Offer, ...]:
+    """The spot that was chosen, and after it what is there for about the same price: the next best, or a rival."""
+    most = view.quotes[market].usd_hr * _ABOUT
+    others = [i for i, quote in enumerate(view.quotes) if i not in (market, view.market) and quote.up]
+    near = sorted((i for i in others if view.quotes[i].usd_hr <= most), key=lambda i: view.quotes[i].usd_hr)
+    return tuple(spot for i in (market, *near) if (spot := setting.places[i].spot) is not None)
+
+
 def _advice(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Advice:
     mode, market, again_s, reason = decision
     at = None if again_s == inf else standpoint.submitted_at + timedelta(seconds=again_s)
@@ -373,8 +381,7 @@ def _advice(setting: Setting, standpoint: Standpoint, view: View, decision: Deci
     if mode is view.mode and (mode is Mode.ON_DEMAND or market == view.market):
         return Advice(mode=mode, stay=True, again_at=at, reason=reason)
     if mode is Mode.SPOT:
-        spot = setting.places[market].spot
-        return Advice(mode=mode, offers=(spot,) if spot else (), again_at=at, reason=reason)
+        return Advice(mode=mode, offers=_spots(setting, view, market), again_at=at, reason=reason)
     order = sorted(range(len(setting.places)), key=lambda i: (i != market, setting.terms.markets[i].on_demand_usd_hr))
     fixed = [place.fixed for place in (setting.places[index] for index in order) if place.fixed is not None]
     return Advice(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

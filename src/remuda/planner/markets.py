@@ -14,7 +14,7 @@ _PRIOR_BOOTS = 2.0  # of MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # half of them granted
 FIRST_REST = timedelta(seconds=60)  # of a market that said no; doubles with each no in a row
 LONGEST_REST = timedelta(minutes=30)
-_NO = frozenset({Sight.REFUSED, Sight.TAKEN})
+_NO = frozenset({Sight.REFUSED, Sight.TAKEN, Sight.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class Standing:
     granted: int = 0
     refused: int = 0
     refused_at: datetime | None = None
+    lost_at: datetime | None = None  # when a gang there was last taken or failed
     boots: int = 0
     boot_s: float = 0.0  # of all boots together
     lives: int = 0
@@ -86,8 +87,14 @@ def _add(known: Standing, tally: Tally) -> Standing:
             return known
     lived = replace(known, lives=known.lives + tally.count, node_hours=known.node_hours + tally.node_seconds / 3600)
     if tally.sight is Sight.TAKEN:
-        return replace(lived, taken=lived.taken + tally.count)
-    return replace(lived, failed=lived.failed + tally.count) if tally.sight is Sight.FAILED else lived
+        return replace(lived, taken=lived.taken + tally.count, lost_at=_later(known.lost_at, tally.last_at))
+    if tally.sight is Sight.FAILED:
+        return replace(lived, failed=lived.failed + tally.count, lost_at=_later(known.lost_at, tally.last_at))
+    return lived
+
+
+def _later(known: datetime | None, at: datetime) -> datetime:
+    return at if known is None else max(known, at)
 
 
 def resting_until(seen: Sequence[Observation]) -> datetime | None:

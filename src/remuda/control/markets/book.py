@@ -8,7 +8,7 @@ from remuda.control.clock import Clock
 from remuda.domain.jobs import Attempt, AttemptPhase, Node, Outcome
 from remuda.domain.markets import Observation, Sight
 from remuda.domain.offers import Offer, Purchase
-from remuda.planner.markets import Knowledge, Standing, standings_of
+from remuda.planner.markets import LONGEST_REST, Knowledge, Standing, standings_of
 from remuda.store.base import Changes, Store
 
 SINCE = timedelta(days=30)  # how far back records go
@@ -27,6 +27,8 @@ class MarketBook:
         self._standings: Mapping[str, Standing] = {}
         self._read_at: datetime | None = None
         self._prices: dict[str, int] = {}
+        self._resting: Collection[str] = ()
+        self._rested_at: datetime | None = None
 
     async def standings(self) -> Mapping[str, Standing]:
         """One record for each market that was ever used."""
@@ -41,6 +43,21 @@ class MarketBook:
         for seen in await self._store.observations(markets, self._clock.now() - RECENT, _MOST):
             recent.setdefault(seen.market, []).append(seen)
         return Knowledge(standings=await self.standings(), recent=recent)
+
+    async def resting(self) -> Collection[str]:
+        """The markets that said no or broke a moment ago, to any job: others are tried before them."""
+        now = self._clock.now()
+        if self._rested_at is None or now - self._rested_at >= _AGE:
+            lately = [
+                key
+                for key, known in (await self.standings()).items()
+                if any(at is not None and now - at <= LONGEST_REST for at in (known.refused_at, known.lost_at))
+            ]
+            known = await self.knowledge(lately) if lately else Knowledge()
+            until = {key: known.resting_until(key) for key in lately}
+            self._resting = {key for key, at in until.items() if at is not None and at > now}
+            self._rested_at = now
+        return self._resting
 
     async def note_prices(self, offers: Iterable[Offer]) -> None:
         """Write down the prices of spot that are not the last ones known."""

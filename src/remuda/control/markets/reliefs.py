@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 from remuda.control.clock import Clock
 from remuda.control.jobs import Requeue, cap_of
 from remuda.control.markets.guide import Guide, is_steered
+from remuda.control.markets.troubles import find_trouble, rest_after
 from remuda.control.places import Places
 from remuda.control.scene import Scene
-from remuda.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, attempt_id
+from remuda.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Outcome, attempt_id
 from remuda.domain.offers import Offer
 from remuda.planner.courses import Advice
 
@@ -79,13 +80,19 @@ class Reliefs:
         if not lost:
             return False
         left = tuple(number for number in job.reliefs if number not in {attempt.number for attempt in lost})
-        scene.put_job(replace(job, reliefs=left))
+        avoid = {key: until for key, until in job.avoid.items() if until > now}
         for attempt in lost:
-            scene.tell(now, "relief", f"attempt {attempt.number} is not needed or failed: {attempt.reason}")
+            trouble = find_trouble(attempt)
+            if attempt.outcome is not Outcome.STOPPED and (rest := rest_after(trouble, attempt, 0)):
+                avoid[attempt.offer.key] = max(now + rest, avoid.get(attempt.offer.key, now))
+            scene.tell(now, "relief", f"attempt {attempt.number} came to nothing ({trouble}): {attempt.reason}")
+        scene.put_job(replace(job, reliefs=left, avoid=avoid))
         return True
 
     def _watch(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
         """Give the job to a relief that is ready, or ask the gang that works to leave at a checkpoint."""
+        if _taken_at(scene, own) is None and self._end_race(scene, own, now):
+            return None
         ready = next((relief for relief in scene.reliefs if _is_ready(scene, relief)), None)
         if ready is None:
             return _NONE
@@ -103,6 +110,19 @@ class Reliefs:
             now, "handover", f"leaves for attempt {ready.number} on {ready.offer.key}, which is ready", own.number
         )
         return None
+
+    def _end_race(self, scene: Scene, own: Attempt, now: datetime) -> bool:
+        """The job's gang has its work: those that were started when it was still coming are given back."""
+        if own.running_at is None:
+            return False
+        late = [relief for relief in scene.reliefs if relief.created_at < own.running_at]
+        if not late:
+            return False
+        numbers = {relief.number for relief in late}
+        scene.put_job(replace(scene.job, reliefs=tuple(n for n in scene.job.reliefs if n not in numbers)))
+        for relief in late:
+            scene.tell(now, "relief", f"attempt {relief.number} is given back: attempt {own.number} was first")
+        return True
 
     def _swap(self, scene: Scene, relief: Attempt, why: str, now: datetime, kind: str | None = None) -> None:
         """The relief is the job's gang from now on. A rank of the old gang that is being claimed now is not granted."""
