@@ -22,6 +22,8 @@ def main(agent: str, folder: str, rank: int) -> None:
     os.makedirs(home, mode=0o700, exist_ok=True)
     config.update(rank=rank, home=home, node_address=find_address(), **find_devices(config.pop("accelerators")))
     config["address"] = f"mailbox:{config['address']}.{rank}"
+    if os.environ.pop("REMUDA_BOXED", ""):  # this step runs in the work's image already
+        config["boxed"] = True
     path = home + "/config.json"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:

@@ -1,18 +1,40 @@
 """What this provider says about itself."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 
-from remuda.providers.base import Feature, Manifest, Setting, SettingKind
+from remuda.providers.base import Feature, Manifest, Refused, Setting, SettingKind
 
 LACKS: Mapping[Feature, str] = {
-    Feature.IMAGE: "a cluster's nodes start the agent as a plain process; load what the task needs in its `setup`",
+    Feature.IMAGE: "the setting `container` does not say what runs images on this cluster's nodes",
     Feature.BUILD: "Dockerfiles are built where there is podman or docker; `remuda image build --push NAME` makes one",
     Feature.LOGIN: "jobs run in no images here",
     Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the `nfs` export",
     Feature.NETWORK: "Slurm does not say how fast the network between its nodes is",
     Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
 }
+
+
+# What each way of running images can do.
+CONTAINERS: Mapping[str, frozenset[Feature]] = {
+    "apptainer": frozenset({Feature.IMAGE, Feature.LOGIN}),
+    "podman": frozenset({Feature.IMAGE, Feature.LOGIN, Feature.BUILD}),
+    "docker": frozenset({Feature.IMAGE, Feature.LOGIN, Feature.BUILD}),
+    "pyxis": frozenset({Feature.IMAGE}),
+}
+
+
+def with_containers(manifest: Manifest, container: str) -> Manifest:
+    """The manifest of a cluster whose nodes run images so. Raises Refused."""
+    if not container:
+        return manifest
+    if container not in CONTAINERS:
+        raise Refused(f"[providers.slurm] container: {container!r} is none of {', '.join(CONTAINERS)}")
+    lacks = {feature: reason for feature, reason in manifest.lacks.items() if feature not in CONTAINERS[container]}
+    if Feature.LOGIN in lacks:
+        lacks[Feature.LOGIN] = "Pyxis logs in by ~/.config/enroot/.credentials of the user on the cluster"
+    return replace(manifest, lacks=lacks)
 
 
 def _text(name: str, consequence: str, default: str | None = None) -> Setting:
@@ -48,6 +70,11 @@ MANIFEST = Manifest(
         _text("qos", "The quality of service that jobs ask for. Unset: the default."),
         _text("sbatch_options", "More options of `sbatch`, such as `--constraint=ib --exclude=n7`."),
         _text("python", "The Python (3.8 or newer) that nodes and the login node run the agent with.", "python3"),
+        _text(
+            "container",
+            "What runs images on the nodes: `apptainer`, `podman`, `docker`, or `pyxis`, whose images bring their own "
+            "Python 3.8 or newer. Unset: tasks with an image are refused.",
+        ),
         _price("price_usd_gpu_hr", "each accelerator that they hold"),
         _price("price_usd_node_hr", "a node of which they hold no accelerators, or the share of it that they hold"),
         Setting(

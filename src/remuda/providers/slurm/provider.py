@@ -15,6 +15,7 @@ from remuda.providers.batch.shapes import Prices
 from remuda.providers.slurm.cluster import Cluster, count_room, list_offers, read_cluster
 from remuda.providers.slurm.commands import TOOLS, Slurm
 from remuda.providers.slurm.export import make_export
+from remuda.providers.slurm.manifest import with_containers
 from remuda.providers.slurm.script import Wishes, make_options, make_script
 
 _CLUSTER_AGE = timedelta(minutes=10)  # of partitions, for launches; offers read them anew
@@ -24,9 +25,9 @@ class SlurmProvider:
     """Implements Provider, ChecksTasks, Introduces, Exports, Carries and Closes."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
-        self.manifest = manifest
         self._context = context
         self._settings = context.settings
+        self.manifest = with_containers(manifest, self._text("container"))
         self.seat = Seat(
             Where(
                 host=self._text("host"),
@@ -59,7 +60,9 @@ class SlurmProvider:
         async def submit(ground: Ground, agent: str) -> str:
             folder = ground.gang(gang.name)
             options = make_options(gang, partition, mark_of(ground), folder, wishes)
-            return await self.slurm.submit(options, make_script(gang, agent, folder, wishes.python))
+            return await self.slurm.submit(
+                options, make_script(gang, agent, folder, wishes.python, pyxis=self._text("container") == "pyxis")
+            )
 
         await self._gangs.launch(gang, Taking(source="Slurm", seconds=taken_s, warning_s=wishes.warning_s), submit)
 

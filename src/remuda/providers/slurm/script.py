@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from remuda.domain.tasks import VolumeKind
 from remuda.providers.base import GangSpec
 from remuda.providers.slurm.cluster import Partition, gres_of
 
@@ -19,14 +20,14 @@ cd {folder} || exit 0
 mkdir started || exit 0
 [ -e job ] || {{ echo "$SLURM_JOB_ID" > .job.$$ && mv .job.$$ job; }}
 echo "$(date +%s) $SLURM_JOB_NODELIST" > .begun && mv .begun begun
-if ! command -v {python} >/dev/null; then
+if {bare} && ! command -v {python} >/dev/null; then
     echo "$(hostname) has no {shown}; name a Python 3.8 or newer by the setting python" > refusal
     exit 78
 fi
 trap ': > warned' USR1
 trap : TERM
-srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=0 \\
-    --mpi=none --unbuffered sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$SLURM_PROCID"' \\
+{boxed}srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=0 \\
+    --mpi=none --unbuffered{container} sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$SLURM_PROCID"' \\
     {python} {agent} {folder} &
 while :; do
     wait $!
@@ -89,8 +90,13 @@ def _time_limit(gang: GangSpec, partition: Partition) -> timedelta | None:
     return wanted if partition.longest is None else min(wanted, partition.longest)
 
 
-def make_script(gang: GangSpec, agent: str, folder: str, python: str) -> str:
+def make_script(gang: GangSpec, agent: str, folder: str, python: str, *, pyxis: bool = False) -> str:
+    """With `pyxis`, the step itself runs in the gang's image, with the image's own Python."""
+    container = list_container_options(gang, (agent, folder)) if pyxis and gang.image else []
     return _SCRIPT.format(
+        bare="false" if container else "true",
+        boxed="REMUDA_BOXED=1 " if container else "",
+        container="".join(f" {shlex.quote(each)}" for each in container),
         name=gang.name,
         folder=shlex.quote(folder),
         agent=shlex.quote(agent),
@@ -99,6 +105,29 @@ def make_script(gang: GangSpec, agent: str, folder: str, python: str) -> str:
         nodes=gang.nodes,
         cpus=max(1, int(gang.offer.vcpus)),
     )
+
+
+def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[str]:
+    """Options of srun that Pyxis brings (github.com/NVIDIA/pyxis, "Usage")."""
+    mounts = [f"{folder}:{folder}" for folder in folders]
+    mounts += [
+        f"{each.source}:{each.path}{':ro' if each.read_only else ''}"
+        for each in gang.volumes
+        if each.kind is VolumeKind.HOST and each.path.startswith("/")
+    ]
+    return [
+        f"--container-image={name_for_enroot(gang.image or '')}",
+        f"--container-mounts={','.join(mounts)}",
+        "--no-container-mount-home",
+        "--container-writable",
+        "--no-container-entrypoint",
+    ]
+
+
+def name_for_enroot(image: str) -> str:
+    """Enroot wants a # between a registry and the rest."""
+    first, slash, rest = image.partition("/")
+    return f"{first}#{rest}" if slash and ("." in first or ":" in first or first == "localhost") else image
 
 
 def format_length(length: timedelta | None) -> str:

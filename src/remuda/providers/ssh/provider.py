@@ -120,7 +120,8 @@ class SshProvider:
             self._herd.patient = True
 
     def check(self, task: Task) -> Sequence[str]:
-        if (task.image or task.image_build) and self._known and not any(each.facts.engine for each in self._known.values()):
+        wanted = task.image is not None or task.image_build is not None
+        if wanted and self._known and not any(each.facts.engine for each in self._known.values()):
             return ["image: needs podman or docker, and no host has either; install one or leave `image` out"]
         return []
 

@@ -1,0 +1,66 @@
+"""Images on a Slurm cluster: what the setting allows, and the step that Pyxis runs in the image."""
+
+import subprocess
+from datetime import timedelta
+
+import pytest
+
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import ImageBuild, Task, Volume, VolumeKind
+from remuda.domain.units import HourlyRate
+from remuda.providers.base import Carrier, GangSpec, Refused
+from remuda.providers.slurm.manifest import MANIFEST, with_containers
+from remuda.providers.slurm.script import make_script, name_for_enroot
+from remuda.spec.honoured import refusals
+
+OFFER = Offer(
+    provider="slurm", region="c", instance_type="cpu", vcpus=4, memory_mib=4096, rate=HourlyRate(0)
+)  # fmt: skip
+
+
+def gang(image: str | None) -> GangSpec:
+    return GangSpec(
+        name="rm-1", installation="1", offer=OFFER, nodes=2, carrier=Carrier(address="x", token="t"),
+        lease=timedelta(hours=1), image=image,
+        volumes=(Volume(kind=VolumeKind.HOST, source="/scratch", path="/data", read_only=True),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("container", "refused"),
+    [
+        ("", {"image", "image.build", "image.login"}),
+        ("apptainer", {"image.build"}),
+        ("podman", set()),
+        ("pyxis", {"image.build", "image.login"}),
+    ],
+)
+def test_the_setting_says_what_can_be_honoured(container: str, refused: set[str]) -> None:
+    lacks = {str(feature): reason for feature, reason in with_containers(MANIFEST, container).lacks.items()}
+    named = Task(name="t", run="x", image="a:1", image_login="L")
+    built = Task(name="t", run="x", image_build=ImageBuild(path="."))
+    found = {reason.partition(":")[0] for task in (named, built) for reason in refusals(task, lacks)}
+    assert found == refused
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(Refused, match="none of apptainer"):
+        with_containers(MANIFEST, "shifter")
+
+
+def test_pyxis_runs_the_step_in_the_image() -> None:
+    text = make_script(gang("nvcr.io/nvidia/pytorch:24.01-py3"), "/f/agent", "/f/g 1", "python3", pyxis=True)
+    assert "REMUDA_BOXED=1 srun" in text
+    assert " '--container-image=nvcr.io#nvidia/pytorch:24.01-py3'" in text
+    assert " '--container-mounts=/f/agent:/f/agent,/f/g 1:/f/g 1,/scratch:/data:ro'" in text
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+    for plain in (make_script(gang(None), "/f/agent", "/f/g", "python3", pyxis=True),
+                  make_script(gang("a:1"), "/f/agent", "/f/g", "python3")):  # fmt: skip
+        assert "container" not in plain
+        assert "BOXED" not in plain
+
+
+def test_names_for_enroot() -> None:
+    assert name_for_enroot("python:3.12") == "python:3.12"
+    assert name_for_enroot("team/image") == "team/image"
+    assert name_for_enroot("localhost:5000/a/b") == "localhost:5000#a/b"
