@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -60,6 +61,18 @@ class Ranks:
             self.end()
             raise AssertionError(f"rank {rank} said nothing for {LONGEST_S:.0f} s")
         return self._pipes[rank].recv()
+
+    def rest(self, rank: int) -> list[Any]:
+        """All that a rank which has been killed had said and nobody has heard."""
+        said = []
+        with suppress(EOFError, ConnectionResetError):
+            while True:
+                said.append(self.heard(rank)[1])
+        return said
+
+    @staticmethod
+    def pause(seconds: float) -> None:
+        time.sleep(seconds)
 
     def end(self) -> list[int | None]:
         """Wait for all; exit codes by rank. Whoever takes too long is killed."""

@@ -1,5 +1,6 @@
 """Training scripts for tests: one that uses remuda.train, and the same loop written by hand."""
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -233,6 +234,34 @@ def attempt(say: Say, plan: train.Plan, steps: int, stop: int | None, normed: bo
 
 def until_killed(say: Say, plan: train.Plan, steps: int, save_every: float) -> dict[str, Any]:
     return learn(say, plan, steps=steps, save_every=save_every, normed=True, each=lambda run: time.sleep(0.001))
+
+
+def saving_all_the_time(say: Say, steps: int, save_every: float) -> list[str]:
+    """Says what it resumed, ("resumed", step, state), then what is safe, ("safe", step); returns each step's state."""
+    run = train.Run("checkpoints", plan=train.Plan(shards=0), device="cpu", save_every=save_every, seed=3)
+    model = run.model(Normed)
+    optimizer = run.optimizer(torch.optim.AdamW, lr=1e-2)
+    x, y, _ = make_samples()
+    data = run.data(train.Tensors(x, y), global_batch=24)
+    run.resume()
+    say(("resumed", run.steps, digest(model)))
+    states = [digest(model)]
+    for part in run.batches(data, epochs=steps * 24 / SAMPLES + 1e-9):
+        run.pipeline(F.cross_entropy, part)
+        run.step(optimizer)
+        states.append(digest(model))
+        newest = run.keeper.store.safe_step
+        if newest is not None:
+            say(("safe", newest))
+    run.close()
+    return states
+
+
+def digest(model: nn.Module) -> str:
+    """Every bit of a model that is not split."""
+    whole = full_state(model)
+    bits = b"".join(whole[name].detach().numpy().tobytes() for name in sorted(whole))
+    return hashlib.sha256(bits).hexdigest()
 
 
 def slowly(say: Say, plan: train.Plan, steps: int) -> dict[str, Any]:

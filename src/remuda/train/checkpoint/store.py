@@ -54,6 +54,7 @@ class Store:
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
         self.seconds = 0.0  # that the last save took until it was safe
+        self.safe_step: int | None = None  # the newest that this process has saved; known to the first rank
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -138,6 +139,7 @@ class Store:
             written.result()
             if self._world.is_first:
                 commit(done)
+                self.safe_step = done.step
             if self._finished is not None:
                 self._finished(done)
             if self._world.is_first:
