@@ -9,6 +9,7 @@ import time
 from .access.execs import Execs
 from .config import BadConfig, Work
 from .link import LOST, complain
+from .notices.faults import Faults, read_kernel
 from .outbox import time_text
 from .scrub import Scrubber
 from .steps import Steps, needs_preparing
@@ -52,6 +53,7 @@ class Runner:
         self._dismissed = False
         self._exit: dict[str, object] = {}
         self._steps = Steps(loop, config, places, lock, self)
+        self._faults, self._born = Faults(), time.monotonic()
         self._ear: Ear | None = None
         self._polls: Polls | None = None
         self._every_s: float | None = None
@@ -249,6 +251,7 @@ class Runner:
 
     def wrote(self, data: bytes) -> None:
         """The work has written output."""
+        self._faults.feed(data)
         self._log.write(self._scrubber.feed(data))
         self._link.pump()
 
@@ -284,6 +287,8 @@ class Runner:
         outcome, code, reason = judge(code, self._ending)
         if oom_kills and outcome == "exit":
             reason = f"out of memory: the work used more than its {self._config.memory_mib} MiB, and was killed"
+        elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
+            outcome, reason = "node", f"GPU fault: {fault} (exit code {code})"
         self._conclude(outcome, code, reason)
 
     # The end.

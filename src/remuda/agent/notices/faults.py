@@ -1,0 +1,75 @@
+"""Signs of a broken GPU: in what the work prints and in the kernel's log. Work that fails with one is not at fault."""
+
+from __future__ import annotations
+
+import os
+import re
+
+# Said by CUDA, NVML and nvidia-smi about the device itself; an illegal access or a full memory is the program's.
+_SAID = (
+    b"uncorrectable ECC error",
+    b"GPU has fallen off the bus",
+    b"GPU is lost",
+    b"CUDA-capable device(s) is/are busy or unavailable",
+)
+# Xid errors that are the hardware's or its driver's, by NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors): double
+# bit ECC, page retirement, NVLink, fallen off the bus, contained and uncontained ECC, GSP. 13, 31, 43, 45 and 68 are
+# mostly the program's.
+HARDWARE_XIDS = frozenset((48, 64, 74, 79, 94, 95, 119, 120, 140))
+_XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
+_KEPT = 512  # bytes of output that the next piece may complete
+_KERNEL_LOG = "/dev/kmsg"
+_MOST_RECORDS = 20000
+
+
+class Faults:
+    """Finds the first sign. `feed` gets each piece of output."""
+
+    def __init__(self) -> None:
+        self.found = ""
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        if self.found:
+            return
+        text = self._rest + data
+        self.found = find_sign(text)
+        self._rest = text[-_KEPT:]
+
+
+def find_sign(text: bytes) -> str:
+    """The first sign of a broken GPU in this text; "" for none."""
+    for match in _XID.finditer(text):
+        if int(match.group(2)) in HARDWARE_XIDS:
+            return f"Xid {int(match.group(2))} of {match.group(1).decode('ascii', 'replace')}"
+    for sign in _SAID:
+        if sign in text:
+            return sign.decode()
+    return ""
+
+
+def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
+    """The first sign in the kernel's log from `since_s` (monotonic seconds) on; "" where it cannot be read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        for _ in range(_MOST_RECORDS):
+            try:
+                record = os.read(handle, 8192)
+            except BrokenPipeError:
+                continue  # overwritten while we read: the next one is there
+            except OSError:
+                break
+            if not record:
+                break
+            head, _, text = record.partition(b";")
+            fields = head.split(b",")
+            if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since_s:
+                sign = find_sign(text)
+                if sign:
+                    return sign
+        return ""
+    finally:
+        os.close(handle)
