@@ -9,10 +9,14 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, urlsplit
 
 from remuda.store.objects.base import ObjectDenied
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 
 class Signer(Protocol):
@@ -60,9 +64,7 @@ class GoogleKey:
 
     def sign(self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int) -> str:
         from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
-        from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
         from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         scope = f"{now.strftime('%Y%m%d')}/auto/storage/goog4_request"
         asked = {
@@ -74,13 +76,22 @@ class GoogleKey:
             "X-Goog-SignedHeaders": "host",
         }
         text, signed = _to_sign("GOOG4-RSA-SHA256", method, url, asked, scope)
-        try:
-            key = load_pem_private_key(self.private_key.encode(), None)
-        except ValueError as error:
-            raise ObjectDenied("the service account's private key cannot be read") from error
-        if not isinstance(key, RSAPrivateKey):
-            raise ObjectDenied("the service account's private key is no RSA key")
+        key = _load(self.private_key)
         return f"{url}?{signed}&X-Goog-Signature={key.sign(text.encode(), PKCS1v15(), SHA256()).hex()}"
+
+
+@lru_cache(16)  # reading a key takes fifty times as long as signing with it
+def _load(private_key: str) -> "RSAPrivateKey":
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(private_key.encode(), None)
+    except ValueError as error:
+        raise ObjectDenied("the service account's private key cannot be read") from error
+    if not isinstance(key, RSAPrivateKey):
+        raise ObjectDenied("the service account's private key is no RSA key")
+    return key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
