@@ -250,6 +250,17 @@ def test_sigterm_to_the_agent_stops_the_work_in_its_grace() -> None:
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 3)
 
 
+def test_work_that_fails_on_a_broken_gpu_is_not_at_fault() -> None:
+    said = "echo 'CUDA error: uncorrectable ECC error encountered'"
+    with make_rig(run=f"{said}; exit 1") as rig:
+        assert rig.finish() == 0
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("node", 1)
+        assert rig.exited()["reason"] == "GPU fault: uncorrectable ECC error (exit code 1)"
+    with make_rig(run=f"{said}; exit 0") as rig:
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "succeeded"
+
+
 def test_old_pythons_run_the_agent() -> None:
     old = [path for path in Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8") if path.exists()]
     if not old:
