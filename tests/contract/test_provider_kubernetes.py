@@ -2,11 +2,11 @@
 
 import asyncio
 import io
-import json
 import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.system.kubernetes.cluster import Cluster, shared
@@ -77,25 +77,26 @@ class KubernetesPlace:
                 await asyncio.sleep(0.1)
 
     async def _settled(self) -> bool:
-        rows = await self._pods()
-        for row in rows:
-            labels, status = row["metadata"]["labels"], row["status"]
-            states = [state for each in status.get("containerStatuses", ()) for state in each["state"]]
-            if "remuda/gang" in labels and (states != ["running"] or "deletionTimestamp" in row["metadata"]):
-                for provider in self.providers:
-                    if provider.mark == labels["remuda/installation"]:
-                        await provider.gangs(labels["remuda/gang"])
+        for pod in await self._pods():
+            states = {state for each in pod["status"].get("containerStatuses", ()) for state in each["state"]}
+            if states != {"terminated"} and (states != {"running"} or "deletionTimestamp" in pod["metadata"]):
+                await self._look(pod["metadata"]["labels"])  # what waits for a look goes on
                 return False
         return True
 
-    async def _pods(self) -> list[dict[str, dict[str, dict[str, str]]]]:
-        return json.loads(await asyncio.to_thread(self.cluster.kubectl, "get", "pods", "-o", "json"))["items"]
+    async def _look(self, labels: dict[str, str]) -> None:
+        for provider in self.providers:
+            if provider.mark == labels["remuda/installation"]:
+                await provider.gangs(labels["remuda/gang"])
+
+    async def _pods(self) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self.cluster.pods)
 
     async def end(self, gang: str) -> None:
-        for row in await self._pods():
-            if row["metadata"]["labels"].get("remuda/gang") == gang:
-                name = str(row["metadata"]["name"])
-                await asyncio.to_thread(self.cluster.kubectl, "exec", name, "--", "touch", "/tmp/finish")
+        for pod in await self._pods():
+            if pod["metadata"]["labels"]["remuda/gang"] == gang:
+                touch = ("exec", pod["metadata"]["name"], "--", "touch", "/tmp/finish")
+                await asyncio.to_thread(self.cluster.kubectl, *touch)
         async with asyncio.timeout(60):
             for provider in self.providers:
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):

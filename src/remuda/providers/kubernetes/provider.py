@@ -116,7 +116,13 @@ class KubernetesProvider:
     def _make_site(self, context: Context) -> Site:
         context = replace(context, namespace=self._namespace(context))
         api = Api(context, Login(context, self._context.home, self._context.now))
-        terms = Terms(mark=self.mark, wishes=self._wishes, agent=self._context.agent_archive, now=self._context.now)
+        terms = Terms(
+            mark=self.mark,
+            wishes=self._wishes,
+            agent=self._context.agent_archive,
+            now=self._context.now,
+            changed=self._changed,
+        )
         return Site(api, Lines(api, self._context.server_address, self._context.home), terms)
 
     async def _offers_of(self, site: Site) -> Sequence[Offer]:

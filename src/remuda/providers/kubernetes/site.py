@@ -47,6 +47,7 @@ class Terms:
     wishes: Wishes
     agent: Callable[[], bytes] | None
     now: Callable[[], datetime]
+    changed: Callable[[str], None]  # is told of a gang that ended
 
 
 class Site:
@@ -150,13 +151,18 @@ class Site:
         terms = self._terms
         if terms.agent is None:
             raise Refused("no agent can be started here: the server did not say how")
-        known = await self.api.find(f"{self._core}/configmaps/{spec.name}")
-        node = await self._find_room(spec, known is not None)
+        path = f"{self._core}/configmaps"
+        try:
+            node = await self._find_room(spec)
+        except NoCapacity:
+            known = await self.api.find(f"{path}/{spec.name}")
+            if known is None or not self._is_ours(known):
+                raise
+            node = (await self._find_alike(spec))[0]  # it has its room already, or has ended
         agent = await self._place_agent(terms.agent)
         await self._claim_volumes(spec)
-        record = pods.make_record(spec, terms.mark, terms.now().isoformat())
-        made = None if known is not None else await self.api.make(f"{self._core}/configmaps", record)
-        raw = made or known or await self.api.get(f"{self._core}/configmaps/{spec.name}")
+        made = await self.api.make(path, pods.make_record(spec, terms.mark, terms.now().isoformat()))
+        raw = made or await self.api.get(f"{path}/{spec.name}")
         if not self._is_ours(raw):
             raise Refused(f"the name {spec.name} is taken by another installation in this namespace")
         before = sight.read_record(raw)
@@ -182,17 +188,19 @@ class Site:
         if after is None or "removing_at" in (after.get("data") or {}):  # removed by another server meanwhile
             await self._drop_pods(before)
 
-    async def _find_room(self, spec: GangSpec, known: bool) -> ClusterNode:
+    async def _find_room(self, spec: GangSpec) -> ClusterNode:
         """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room now."""
-        offer, waits = spec.offer, self._terms.wishes.waits
-        alike = nodes_for(await self.nodes(_NODES_AGE), offer)
-        if not alike:
-            raise NoCapacity(f"{offer.key}: the cluster has no such nodes now")
-        part = part_of_offer(offer)
+        alike, part = await self._find_alike(spec), part_of_offer(spec.offer)
         room = sum(count_fitting(node, part) for node in alike)
-        if not waits and not known and room < spec.nodes:
-            raise NoCapacity(f"{offer.key}: there is room for {room} of {spec.nodes} pods now")
+        if not self._terms.wishes.waits and room < spec.nodes:
+            raise NoCapacity(f"{spec.offer.key}: there is room for {room} of {spec.nodes} pods now")
         return next((node for node in alike if count_fitting(node, part)), alike[0])
+
+    async def _find_alike(self, spec: GangSpec) -> Sequence[ClusterNode]:
+        alike = nodes_for(await self.nodes(_NODES_AGE), spec.offer)
+        if not alike:
+            raise NoCapacity(f"{spec.offer.key}: the cluster has no such nodes now")
+        return alike
 
     async def _place_agent(self, pack: Callable[[], bytes]) -> str:
         """Put what pods run into the namespace, once for each content."""
@@ -281,6 +289,7 @@ class Site:
             await self.api.drop(f"{self._core}/pods/{name}", _DOOMED)
         await self._drop_pods(record)
         await self.api.drop(f"{self._core}/secrets/{record.name}")
+        self._terms.changed(record.name)
         for rank in range(record.nodes):
             self._last.pop(pods.pod_name(record.name, rank), None)
         return seen

@@ -1,0 +1,285 @@
+"""Jobs of a real server on a real Kubernetes: to their end, as gangs, many, refused, taken back, lost, left behind."""
+
+import json
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.kubernetes.cluster import Cluster, shared
+from tests.system.trust import PATIENCE_S, User, user_at, wait_until
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = "resources: {cpu: 1, memory: 256MiB}"
+# Counts to 4 in a folder that outlives attempts; says where it began, and writes a line when it is told to go.
+COUNT = """
+    n=$(cat $REMUDA_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
+    trap 'echo told to go; exit 143' TERM
+    while [ $n -lt 4 ]; do
+      n=$((n + 1)); echo $n > $REMUDA_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
+      while [ $n = 2 ] && [ $REMUDA_ATTEMPT = 1 ]; do sleep 0.05; done
+    done
+"""
+# The userland of this machine, with its torch, for images that have none.
+HERE = """
+volumes:
+  - {host: /usr, path: /usr, read_only: true}
+  - {host: /lib, path: /lib, read_only: true}
+  - {host: /lib64, path: /lib64, read_only: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    found = shared()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+@pytest.fixture
+def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        configure(user, cluster)
+        yield user
+    cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--wait=false")
+    wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}")
+
+
+def configure(user: User, cluster: Cluster, more: str = "") -> None:
+    settings = f'kubeconfig = "{cluster.kubeconfig}"\nimage = "localhost/python:1"\nprice_usd_gpu_hr = "3600"\n{more}'
+    user.settings(f"[providers.local]\nenabled = false\n[providers.kubernetes]\n{settings}")
+
+
+def check_gone(cluster: Cluster) -> None:
+    """No pod and no token is left; the records say that their gangs have ended."""
+    wait_until(lambda: not cluster.pods(), lambda: "a pod is left")
+    wait_until(lambda: "rm-" not in cluster.kubectl("get", "secrets", "-o", "name"), lambda: "a token is left")
+
+
+def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None:
+    name = user.submit("{name: hello, resources: {gpu: H100:2}, run: 'echo $NVIDIA_VISIBLE_DEVICES; sleep 1'}", "--yes")
+    job = user.ended(name)
+    assert job.phase == "done", job.reason
+    assert user.log(name).count("GPU-") == 2
+    (charge,) = user.json("cost", job.id)["charges"]
+    assert charge["rate_micros_per_hour"] == 7200 * 10**6
+    check_gone(cluster)
+
+
+def test_an_image_without_python_gets_one(user: User, cluster: Cluster) -> None:
+    name = user.submit(f"{{name: bare, image: 'localhost/box:1', {SMALL}, run: 'echo $MADE_FROM; python3 -V'}}")
+    job = user.ended(name)
+    assert (job.phase, job.exit_code) == ("failed", 127), job.reason
+    assert user.log(name).startswith("an image\n")
+    check_gone(cluster)
+
+
+def test_ranks_of_a_gang_meet(user: User, cluster: Cluster) -> None:
+    from tests.system.test_trust_gangs import MEET
+
+    (user.work / "meet.py").write_text(MEET)
+    user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
+    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+    check_gone(cluster)
+
+
+def test_many_short_jobs(user: User, cluster: Cluster) -> None:
+    names = [user.submit(f"{{name: j{n}, {SMALL}, run: echo {n}}}") for n in range(20)]
+    for number, name in enumerate(names):
+        assert user.wait(name, lambda job: job.phase in ("done", "failed"), 240).phase == "done"
+        assert user.log(name) == f"{number}\n"
+    check_gone(cluster)
+
+
+def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User, cluster: Cluster) -> None:
+    user.submit(f"name: taken\nnodes: 2\nresources: {{gpu: H100:8}}\ncheckpoint: state\nrun: |{COUNT}", "--yes")
+    wait_until(lambda: "step 2" in user.log("taken"))
+    user.wait("taken", "running")
+    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(high))
+    limits = {"limits": {"nvidia.com/gpu": "8"}}
+    container = {"name": "c", "image": "localhost/box:1", "command": ["sleep", "3"], "resources": limits}
+    other = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "other"},
+        "spec": {"priorityClassName": "high", "restartPolicy": "Never", "containers": [container]},
+    }
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(other))
+    try:
+        job = user.wait("taken", lambda job: job.attempt == 2, 120)
+        assert (job.attempts[0].outcome, "Kubernetes" in job.attempts[0].reason) == ("preempted", True), job.attempts[0]
+        assert "told to go" in user.log("taken", "--attempt", "1")
+        job = user.wait("taken", lambda job: job.phase in ("done", "failed"), 120)
+        assert (job.phase, job.attempt) == ("done", 2)
+        assert "begins at 2" in user.log("taken")
+    finally:
+        cluster.kubectl("delete", "pod", "other", "--wait=false")
+    check_gone(cluster)
+
+
+def test_what_is_stopped_is_no_preemption(user: User, cluster: Cluster) -> None:
+    user.submit(f"{{name: no, {SMALL}, run: 'echo here; sleep 300'}}")
+    user.wait("no", "running")
+    user.cli("stop", "no")
+    assert user.ended("no").phase == "stopped"
+    check_gone(cluster)
+
+
+def test_a_quota_is_capacity_that_others_use_and_a_refusal_where_it_is_too_small(user: User, cluster: Cluster) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few"},
+        "spec": {"hard": {"requests.nvidia.com/gpu": "2"}},
+    }
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(quota))
+    try:
+        wait_until(lambda: "0" in cluster.kubectl("get", "quota", "few", "-o", "jsonpath={.status.used}"))
+        assert "0 of 2 used" in user.cli("check", "kubernetes")
+        said = user.cli(
+            "run", user.task("{name: large, resources: {gpu: H100:4}, run: 'true'}"), "--yes", "-d", code=None
+        )
+        user.wait("large", lambda job: "quota" in job.reason or "room" in job.reason or "nothing" in job.reason), said
+        name = user.submit("{name: small, resources: {gpu: H100:2}, run: echo here}", "--yes")
+        assert user.ended(name).phase == "done"
+    finally:
+        cluster.kubectl("delete", "quota", "few")
+
+
+def test_an_unhealthy_gpu_is_not_offered(user: User, cluster: Cluster) -> None:
+    cluster.set_unhealthy(1, "GPU-3")
+    try:
+        wait_until(lambda: "1 of 8 nvidia.com/gpu are unhealthy" in user.cli("check", "kubernetes", code=None))
+        user.submit("{name: whole, nodes: 2, resources: {gpu: H100:8}, run: echo both}", "--yes")
+        job = user.wait("whole", lambda job: bool(job.reason))
+        assert job.phase == "queued", job.reason
+    finally:
+        cluster.set_unhealthy(1)
+    assert user.wait("whole", lambda job: job.phase in ("done", "failed"), 120).phase == "done"
+
+
+def test_a_second_installation_harms_nothing(user: User, cluster: Cluster, tmp_path: Path) -> None:
+    user.submit(f"{{name: mine, {SMALL}, run: 'echo here; while [ ! -e /tmp/go ]; do sleep 0.1; done'}}")
+    user.wait("mine", "running")
+    (pod,) = cluster.pods()
+    with user_at(tmp_path / "other") as other:
+        configure(other, cluster)
+        name = other.submit(f"{{name: theirs, {SMALL}, run: echo there}}")
+        assert other.ended(name).phase == "done"
+        other.cli("gc", code=None)
+        other.cli("down", "--all", code=None)
+    assert [each["metadata"]["uid"] for each in cluster.pods()] == [pod["metadata"]["uid"]]
+    cluster.kubectl("exec", pod["metadata"]["name"], "--", "touch", "/tmp/go")
+    assert user.ended("mine").phase == "done"
+
+
+def test_a_lease_that_ends_ends_the_pod(user: User, cluster: Cluster) -> None:
+    user.submit(f"{{name: alone, {SMALL}, limits: {{unattended: 5s}}, run: 'echo here; sleep 600'}}")
+    user.wait("alone", "running")
+    user.kill_server()
+    wait_until(
+        lambda: [pod["status"]["phase"] for pod in cluster.pods()] in (["Succeeded"], ["Failed"]),
+        lambda: f"still there: {[pod['status'] for pod in cluster.pods()]}",
+        90,
+    )
+
+
+def test_no_token_is_in_a_pod(user: User, cluster: Cluster) -> None:
+    user.submit(f"{{name: quiet, {SMALL}, run: 'echo here; sleep 300'}}")
+    user.wait("quiet", "running")
+    (secret,) = [
+        each for each in json.loads(cluster.kubectl("get", "secrets", "-l", "remuda/gang", "-o", "json"))["items"]
+    ]
+    import base64
+
+    token = json.loads(base64.b64decode(secret["data"]["config.json"]))["token"]
+    (pod,) = cluster.pods()
+    told = json.dumps(pod) + cluster.kubectl("get", "configmaps,events", "-o", "json")
+    told += cluster.kubectl("logs", pod["metadata"]["name"])
+    told += cluster.kubectl(
+        "exec", pod["metadata"]["name"], "--", "sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ"
+    )
+    assert token not in told
+    user.cli("stop", "quiet")
+    user.ended("quiet")
+
+
+def test_what_is_exported_is_taken_by_the_api_server(user: User, cluster: Cluster) -> None:
+    task = user.task("{name: out, nodes: 2, resources: {gpu: H100:4}, env: {A: b}, run: torchrun train.py}")
+    text = user.cli("export", "kubernetes", task)
+    said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
+    assert [line.split()[0] for line in said.splitlines()] == ["service/out", "pod/out-0", "pod/out-1"]
+
+
+def test_the_policy_is_enough(user: User, cluster: Cluster) -> None:
+    cluster.kubectl("apply", "-f", "-", stdin=user.cli("check", "kubernetes", "--policy"))
+    secret = cluster.kubectl("get", "serviceaccount", "remuda", "-o", "jsonpath={.secrets[0].name}")
+    import base64
+
+    token = base64.b64decode(cluster.kubectl("get", "secret", secret, "-o", "jsonpath={.data.token}")).decode()
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["users"] = [{"name": "ann", "user": {"token": token}}]
+    path = user.root / "narrow.conf"
+    path.write_text(json.dumps(config))
+    user.settings(
+        f'[providers.local]\nenabled = false\n[providers.kubernetes]\nkubeconfig = "{path}"\n'
+        'image = "localhost/python:1"\n'
+    )
+    assert "missing rights" not in user.cli("check", "kubernetes")
+    name = user.submit(f"{{name: narrow, {SMALL}, run: echo here}}")
+    assert user.ended(name).phase == "done"
+    check_gone(cluster)
+
+
+def with_torch(name: str, nodes: int, command: str) -> str:
+    """A task of this machine's Python and torch, which pods see as host folders."""
+    own = "".join(f"  - {{host: {path}, path: {path}, read_only: true}}\n" for path in (ROOT, sys.base_prefix))
+    resources = "resources: {cpu: 1, memory: 2GiB}\nworkdir: .\ncheckpoint: checkpoints\n"
+    environment = f"env: {{PYTHONPATH: {sysconfig.get_path('purelib')}, OMP_NUM_THREADS: '1'}}\n"
+    run = f"run: {sys.base_prefix}/bin/python3 {command}"
+    return f"name: {name}\nnodes: {nodes}\n{resources}{environment}{HERE}{own}{run}"
+
+
+def learn(user: User, text: str, example: str) -> str:
+    pytest.importorskip("torch")
+    (user.work / "train.py").write_text((ROOT / "examples" / example / "train.py").read_text())
+    name = user.submit(text)
+    job = user.wait(name, lambda job: job.phase in ("done", "failed"), 200)
+    assert job.phase == "done", (job.reason, user.log(name))
+    return user.log(name)
+
+
+def test_digits_are_learnt(user: User) -> None:
+    said = learn(user, with_torch("digits", 1, "train.py --epochs 3"), "digits")
+    assert "accuracy" in said
+
+
+def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
+    start = '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
+    start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 6'
+    said = learn(user, with_torch("ddp", 2, start), "distributed")
+    assert "rank 0 of 4" in said
+    assert "rank 1 of 4" in said
+    assert float(said.partition("of 4: ")[2].split()[0]) > 0.8
+
+
+def test_a_killed_node_is_a_failure_of_the_node(user: User, cluster: Cluster) -> None:
+    configure(user, cluster, "lost_after_s = 5\n")
+    user.submit(f"name: lost\n{SMALL}\ncheckpoint: state\nrun: |{COUNT}")
+    wait_until(lambda: "step 2" in user.log("lost"))
+    user.wait("lost", "running")
+    (pod,) = cluster.pods()
+    number = int(pod["spec"]["nodeName"].removeprefix("n"))
+    cluster.kill_node(number)
+    try:
+        job = user.wait("lost", lambda job: job.attempt == 2, 120)
+        assert (job.attempts[0].outcome, "is lost" in job.attempts[0].reason) == ("node", True), job.attempts[0]
+        job = user.wait("lost", lambda job: job.phase in ("done", "failed"), PATIENCE_S)
+        assert (job.phase, job.attempt) == ("done", 2)
+    finally:
+        cluster.start_node(number)
