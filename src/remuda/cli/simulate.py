@@ -13,12 +13,59 @@ if TYPE_CHECKING:
     from remuda.sim.traces.trials import Result, Trial
 
 
-@click.group("simulate")
-def command() -> None:
+@click.group("simulate", invoke_without_command=True)
+@click.option(
+    "--scenario",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Markets, jobs and a fleet in one YAML file: docs/guides/simulate.md.",
+)
+@click.option("--segments", is_flag=True, help="With a scenario: list every stay of every run in the JSON.")
+@click.option(
+    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: runs as CSV."
+)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: cost against slack.")
+@click.option("--gantt", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: the first job's runs.")
+@output_option
+@click.pass_context
+def command(context: click.Context, /, scenario: Path | None, **given: Any) -> None:
     """Run the production policies over recorded markets and queues, and see what they would have cost.
 
-    Nothing is started and nothing is bought: the policies decide, the recording answers.
+    Nothing is started and nothing is bought: the policies decide, the recording answers. Give a scenario, or one of
+    the commands below.
     """
+    if context.invoked_subcommand is not None:
+        if scenario is not None:
+            raise Failure("--scenario stands alone", f"leave out `{context.invoked_subcommand}`", exit_code=2)
+        return
+    if scenario is None:
+        click.echo(context.get_help())
+        return
+    _run_scenario(scenario, **given)
+
+
+def _run_scenario(
+    path: Path, segments: bool, csv_file: Path | None, plot: Path | None, gantt: Path | None, output: str
+) -> None:
+    from remuda.cli import simulated
+    from remuda.sim.traces.fleet import run_fleet
+    from remuda.sim.traces.readers import TraceError
+    from remuda.sim.traces.scenario import read_scenario, run_scenario
+
+    try:
+        scenario = read_scenario(path)
+        optimum = bool(scenario.jobs) and _has_numpy()
+        keep = segments or gantt is not None
+        results = list(run_scenario(scenario, keep_segments=keep, with_optimum=optimum))
+        waited = run_fleet(scenario.fleet.arrivals, scenario.fleet.pools) if scenario.fleet is not None else None
+        if results:
+            simulated.write_files(results, csv_file, None)
+            simulated.draw(results, plot, gantt)
+    except TraceError as error:
+        raise Failure(str(error), exit_code=2) from error
+    except ModuleNotFoundError as error:
+        raise _lacking(error) from error
+    simulated.print_scenario(results, waited, output, segments=segments)
 
 
 @command.command("spot")
@@ -141,19 +188,42 @@ def spot(**given: Any) -> None:
     help="CSV of the nodes of each virtual cluster: vc,node num.",
 )
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of every node.")
+@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every job as CSV.")
+@click.option(
+    "--parquet", "parquet_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every job as Parquet."
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GPUs in use and jobs that wait, over time."
+)
 @output_option
-def fleet(jobs: Path, pools: Path, gpus_per_node: int, output: str) -> None:
+def fleet(
+    jobs: Path,
+    pools: Path,
+    gpus_per_node: int,
+    csv_file: Path | None,
+    parquet_file: Path | None,
+    plot: Path | None,
+    output: str,
+) -> None:
     """Run a recorded queue of jobs through the production queue: who waits how long, and how full the GPUs are.
 
     Every virtual cluster is a place of its own, whose GPUs are handed out one by one; a job that needs more than its
     cluster has is left out and counted.
     """
     from remuda.cli import simulated
-    from remuda.sim.traces.fleet import read_jobs, read_pools, run_fleet
+    from remuda.sim.traces.fleet import Stay, read_jobs, read_pools, run_fleet
     from remuda.sim.traces.readers import TraceError
 
     try:
-        outcome = run_fleet(read_jobs(jobs), read_pools(pools, gpus_per_node))
+        stays: list[Stay] = []
+        keep = stays.append if csv_file or parquet_file or plot else None
+        held = read_pools(pools, gpus_per_node)
+        outcome = run_fleet(read_jobs(jobs), held, keep)
+        simulated.write_fleet(stays, csv_file, parquet_file)
+        if plot is not None:
+            from remuda.sim.traces.plots import plot_fleet
+
+            plot_fleet(stays, sum(held.values()), plot)
     except TraceError as error:
         raise Failure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:

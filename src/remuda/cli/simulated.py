@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from remuda.cli.output import Column, json_out, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from remuda.sim.traces.fleet import Outcome
+    from remuda.sim.traces.fleet import Outcome, Stay
     from remuda.sim.traces.trials import Result, Score
 
 _HOUR_S = 3600.0
@@ -23,6 +23,15 @@ _COLUMNS = (
     Column("missed_deadlines", "MISSED", right=True),
     Column("runs", right=True),
 )
+_JOB_COLUMNS = (
+    Column("job"),
+    Column("policy"),
+    Column("usd", "COST", show=lambda value: f"${value:.2f}", right=True),
+    Column("optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", right=True),
+    Column("end_hr", "ENDS", show=lambda value: f"{value:.1f}h", right=True),
+    Column("missed", "MISSED", right=True),
+)
+_STAY_FIELDS = ("pool", "gpus", "arrival_s", "start_s", "end_s")
 _RUN_FIELDS = (
     "policy",
     "trace",
@@ -88,11 +97,15 @@ def write_files(results: "Sequence[Result]", csv_file: Path | None, parquet_file
         with csv_file.open("w", newline="") as file:
             rows_out(_RUN_FIELDS, rows, "csv", file=file)
     if parquet_file is not None:
-        import pyarrow as arrow  # type: ignore[import-untyped]  # ships no types
-        from pyarrow import parquet
+        _write_parquet(_RUN_FIELDS, rows, parquet_file)
 
-        columns = dict(zip(_RUN_FIELDS, map(list, zip(*rows, strict=True)), strict=True))
-        parquet.write_table(arrow.table(columns), parquet_file)
+
+def _write_parquet(names: Sequence[str], rows: Sequence[tuple[object, ...]], path: Path) -> None:
+    import pyarrow as arrow  # type: ignore[import-untyped]  # ships no types
+    from pyarrow import parquet
+
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    parquet.write_table(arrow.table(columns), path)
 
 
 def draw(results: "Sequence[Result]", plot: Path | None, gantt: Path | None) -> None:
@@ -106,9 +119,46 @@ def draw(results: "Sequence[Result]", plot: Path | None, gantt: Path | None) -> 
             plot_gantt(results, gantt)
 
 
+def write_fleet(stays: "Sequence[Stay]", csv_file: Path | None, parquet_file: Path | None) -> None:
+    """Every job of a queue, one row each."""
+    rows = [(stay.pool, stay.gpus, stay.arrival_s, stay.start_s, stay.end_s) for stay in stays]
+    if csv_file is not None:
+        with csv_file.open("w", newline="") as file:
+            rows_out(_STAY_FIELDS, rows, "csv", file=file)
+    if parquet_file is not None:
+        _write_parquet(_STAY_FIELDS, rows, parquet_file)
+
+
+def print_scenario(results: "Sequence[Result]", waited: "Outcome | None", output: str, *, segments: bool) -> None:
+    """A scenario's jobs on spot, one row for each job and policy, and its fleet."""
+    if output == "json":
+        document = as_document(results, segments=segments) if results else {}
+        json_out({**document, "fleet": None if waited is None else dict(_fleet_pairs(waited))})
+        return
+    if results:
+        rows = [
+            (each.world, each.policy, each.run.usd, each.optimum_usd, each.run.end_s / _HOUR_S, each.run.missed)
+            for each in results
+        ]
+        rows_out(_JOB_COLUMNS, rows, output)
+    if waited is not None:
+        print_fleet(waited, output)
+
+
 def print_fleet(outcome: "Outcome", output: str) -> None:
     """What came of a queue."""
-    pairs: list[tuple[str, object]] = [
+    pairs = _fleet_pairs(outcome)
+    match output:
+        case "json":
+            json_out(dict(pairs))
+        case "csv":
+            rows_out([name for name, _ in pairs], [[value for _, value in pairs]], "csv")
+        case _:
+            pairs_out(pairs)
+
+
+def _fleet_pairs(outcome: "Outcome") -> list[tuple[str, object]]:
+    return [
         ("jobs", outcome.jobs),
         ("left_out", outcome.left_out),
         ("decisions", outcome.decisions),
@@ -118,13 +168,6 @@ def print_fleet(outcome: "Outcome", output: str) -> None:
         ("p95_wait_s", round(outcome.p95_wait_s, 1)),
         ("gpu_use", round(outcome.gpu_use, 4)),
     ]
-    match output:
-        case "json":
-            json_out(dict(pairs))
-        case "csv":
-            rows_out([name for name, _ in pairs], [[value for _, value in pairs]], "csv")
-        case _:
-            pairs_out(pairs)
 
 
 def _score_row(key: object, score: "Score") -> tuple[object, ...]:

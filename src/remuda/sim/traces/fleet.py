@@ -2,7 +2,7 @@
 
 import csv
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
@@ -29,6 +29,17 @@ class Arrival:
     duration_s: float
     gpus: int
     pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """One job's way through the queue."""
+
+    pool: str
+    gpus: int
+    arrival_s: float
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +77,11 @@ def read_pools(path: Path, gpus_per_node: int) -> dict[str, int]:
             raise TraceError(f"{path}: expected the columns vc and node num: {error}") from None
 
 
-def run_fleet(jobs: Iterable[Arrival], pools: Mapping[str, int]) -> Outcome:
-    """Every job in its own virtual cluster, in the queue's order; each event asks the queue policy again."""
+def run_fleet(jobs: Iterable[Arrival], pools: Mapping[str, int], keep: Callable[[Stay], None] | None = None) -> Outcome:
+    """Every job in its own virtual cluster, in the queue's order; each event asks the queue policy again.
+
+    `keep` is shown every job as it starts.
+    """
     queues = {name: _Pool(name, gpus) for name, gpus in pools.items()}
     ends: list[tuple[float, int, str, int]] = []
     waits: list[float] = []
@@ -79,6 +93,8 @@ def run_fleet(jobs: Iterable[Arrival], pools: Mapping[str, int]) -> Outcome:
         for number, arrival in pool.start():
             heappush(ends, (now + arrival.duration_s, number, pool.name, arrival.gpus))
             waits.append(now - arrival.arrival_s)
+            if keep is not None:
+                keep(Stay(arrival.pool, arrival.gpus, arrival.arrival_s, now, now + arrival.duration_s))
             used += arrival.gpus * arrival.duration_s
             busy_until = max(busy_until, now + arrival.duration_s)
 

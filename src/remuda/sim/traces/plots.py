@@ -7,6 +7,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from remuda.planner.spot.view import Mode
+from remuda.sim.traces.fleet import Stay
 from remuda.sim.traces.trials import Result, Tally
 
 _HOUR_S = 3600.0
@@ -67,6 +68,30 @@ def plot_gantt(results: Sequence[Result], path: Path) -> None:
     for mode, colour in _COLOURS.items():
         panel.barh(0, 0, color=colour, label=mode)
     panel.legend(ncols=3, loc="upper right")
+    _save(figure, path)
+
+
+def plot_fleet(stays: Sequence[Stay], gpus: int, path: Path) -> None:
+    """GPUs in use, as a share of all, and jobs that wait, over time."""
+    changes = sorted(
+        [(stay.arrival_s, 0, 1) for stay in stays]
+        + [(stay.start_s, stay.gpus, -1) for stay in stays]
+        + [(stay.end_s, -stay.gpus, 0) for stay in stays]
+    )
+    times, used, waiting = [0.0], [0.0], [0]
+    for at, more, waits in changes:
+        times.append(at / (24 * _HOUR_S))
+        used.append(used[-1] + more)
+        waiting.append(waiting[-1] + waits)
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    above.step(times, [100 * each / gpus for each in used], where="post", linewidth=0.6, color="tab:green")
+    above.set_ylabel("% of GPUs in use")
+    below.step(times, waiting, where="post", linewidth=0.6, color="tab:red")
+    below.set_ylabel("jobs that wait")
+    below.set_xlabel("days")
+    for panel in (above, below):
+        panel.grid(alpha=0.3)
     _save(figure, path)
 
 
