@@ -39,7 +39,9 @@ def host_key() -> Path:
 async def serve_stdio(tunnel: Tunnel) -> None:
     """Until the client hangs up or the line is lost."""
     ours, theirs = socket.socketpair()
+    ours.setblocking(False)
     key = await asyncio.to_thread(host_key)
+    pumps = [asyncio.create_task(_inward(ours)), asyncio.create_task(_outward(ours))]  # the greeting needs them
     connection = await asyncssh.run_server(
         theirs,
         server_factory=lambda: _Server(tunnel),
@@ -50,9 +52,8 @@ async def serve_stdio(tunnel: Tunnel) -> None:
         encoding=None,
         line_editor=False,
         keepalive_interval=0,
-        login_timeout=120,
+        login_timeout=30,
     )
-    pumps = [asyncio.create_task(_inward(ours)), asyncio.create_task(_outward(ours))]
     lost = asyncio.create_task(tunnel.lost.wait())
     closed = asyncio.create_task(connection.wait_closed())
     await asyncio.wait([lost, closed, pumps[1]], return_when=asyncio.FIRST_COMPLETED)
@@ -65,7 +66,6 @@ async def serve_stdio(tunnel: Tunnel) -> None:
 
 async def _inward(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    sock.setblocking(False)
     arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
 
     def read() -> None:
