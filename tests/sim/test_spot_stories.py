@@ -175,3 +175,21 @@ def test_without_a_deadline_several_places_are_tried_too() -> None:
     assert tale.job.phase is JobPhase.DONE
     assert tale.job.attempt == 3, tell(tale)
     assert len({gang for gang, _, _, _ in ending.cloud.storage.work}) == 1
+
+
+def test_any_job_that_gets_a_notice_has_its_next_gang_started_at_once() -> None:
+    job = task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))
+    tale = tell_story(job, Fate(preempted_after_s=4000, notice_s=120), offers=(SPOT, SPOT_B))
+    first, second = tale.attempts
+    assert (first.outcome, second.outcome) == (Outcome.PREEMPTED, Outcome.SUCCEEDED)
+    assert first.ended_at is not None
+    assert second.created_at < first.ended_at
+    assert second.offer.zone != first.offer.zone
+    assert tale.job.retries == {"preemption": 1}
+
+
+def test_no_gang_is_started_for_a_job_that_may_not_be_preempted_again() -> None:
+    job = task(limits=Limits(), retry=Retry(preemption=0))
+    tale = tell_story(job, Fate(preempted_after_s=4000, notice_s=120), offers=(SPOT, SPOT_B, FIXED))
+    assert tale.job.phase is JobPhase.FAILED
+    assert len(tale.attempts) == 1

@@ -1,6 +1,7 @@
 """Asks the deadline policy about one job: gathers what it is to know, and turns its answer into offers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from remuda.control.clock import Clock
@@ -14,7 +15,9 @@ from remuda.domain.tasks import SpotPolicy
 from remuda.domain.units import Money
 from remuda.planner.courses import Advice, Setting, Standpoint, advise, find_setting, share_done
 from remuda.planner.markets import Knowledge
-from remuda.planner.prospects import find_usable, match
+from remuda.planner.placements import Situation
+from remuda.planner.prospects import find_prospects, find_usable, match
+from remuda.planner.spot.view import Mode
 from remuda.store.base import Store
 
 _LONG = timedelta(hours=2)  # offers avoided for longer were refused: a person must act
@@ -64,16 +67,32 @@ class Guide:
         advice = advise(setting, knowledge, standpoint, now, avoid=job.avoid)
         return _usable_now(advice, job, knowledge, now)
 
-    async def successor(self, job: Job, attempts: Sequence[Attempt], current: Attempt) -> Advice | None:
-        """Where to go from a gang that is about to be taken away; None where the policy has no say."""
-        snapshot = await self._places.market()
+    async def successor(self, job: Job, attempts: Sequence[Attempt], current: Attempt) -> Advice:
+        """Where to go from a gang that is about to be taken away; no offers: nowhere for now."""
+        snapshot, now = await self._places.market(), self._clock.now()
+        gone = {**job.avoid, current.offer.key: now + timedelta(minutes=1)}
         found = await self._ground(job, attempts, snapshot, None)
-        if found is None:
-            return None
-        setting, knowledge, standpoint = found
-        now = self._clock.now()
-        avoid = {**job.avoid, current.offer.key: now + timedelta(minutes=1)}
-        return _usable_now(advise(setting, knowledge, standpoint, now, avoid=avoid), job, knowledge, now)
+        if found is not None:
+            setting, knowledge, standpoint = found
+            return _usable_now(advise(setting, knowledge, standpoint, now, avoid=gone), job, knowledge, now)
+        spent = total(await self._store.charges(job.id)) if cap_of(job) is not None else Money(0)
+        ran = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
+        prospects = find_prospects(
+            replace(job, avoid=gone),
+            snapshot.market,
+            match(job, snapshot.market),
+            self._places.objections,
+            situation=Situation(
+                submitted_at=job.submitted_at,
+                avoid=await self.book.resting(),
+                ran=sum(ran, timedelta(0)),
+                spent=spent,
+            ),
+            now=now,
+        )
+        offers = tuple(offer for offer in prospects.offers if not offer.shared)
+        mode = Mode.SPOT if offers and offers[0].purchase is Purchase.SPOT else Mode.ON_DEMAND
+        return Advice(mode=mode, offers=offers, reason="the best place left")
 
     async def ground(self, job: Job) -> tuple[Setting, Knowledge, Standpoint] | None:
         """What the policy is told now: for an outlook on the rest of the job."""

@@ -146,13 +146,13 @@ class Reliefs:
         """The place takes the gang back soon: have the next one started while this one shuts down."""
         job = scene.job
         allowed = job.task.retry.preemption
-        if (allowed is not None and job.retries.get("preemption", 0) >= allowed) or not is_steered(job):
+        if allowed is not None and job.retries.get("preemption", 0) >= allowed:
             return _NONE
         if not self._due(own.id, now):
             return _REVIEW
         advice = await self._out.guide.successor(job, list(scene.attempts.values()), own)
-        if advice is None or not advice.offers:
-            return _NONE
+        if not advice.offers:
+            return _REVIEW
         return self._start(scene, advice, now, "the gang before it is being taken away")
 
     async def _review(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
@@ -186,7 +186,8 @@ class Reliefs:
         if offer is None or not _pays(scene, offer):
             return _REVIEW
         attempt, nodes = make_attempt(job, offer, self._out.gang_of, now, "placed beside the job's gang")
-        self._note(scene, advice, offer, now)
+        if is_steered(job):
+            self._note(scene, advice, offer, now)
         scene.put_job(replace(scene.job, reliefs=(*job.reliefs, attempt.number), numbered=attempt.number))
         scene.add_attempt(attempt, nodes)
         scene.tell(now, "relief", f"a second gang starts on {offer.key}: {why}", attempt.number)
