@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 _PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # of every zone, before anything is seen there
 _MOST_SPARES = 2
-_THRIFT = 2.5  # the shortfall allowed over all the time may come in the part of it that is without a spare
+_THRIFT = 3.0  # the shortfall allowed over all the time may come in the part of it that is without a spare
 _SCARCE_BACKING = 2  # on-demand replicas more than are missing, where spot does not even fill the service
 _STORM = 3  # so many zones lost within an hour: on-demand backs up what spot is left
 _SPREAD, _NEAR, _RECENT = 4.0, 4.0, 4.0  # weights of replicas in the zone, in its region, of a failure just now
@@ -192,9 +192,14 @@ class Steady:
         return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
 
     def _worst(self, spot: list[int]) -> int:
-        """Which zone gives one up: where most could be lost at once."""
-        zones = [zone for zone in range(len(spot)) if spot[zone]]
-        return max(zones, key=lambda zone: (spot[zone] > 1, self.rate(zone) * spot[zone]))
+        """Which zone gives one up: the one without which the service is least at risk, then the one held twice."""
+
+        def without(zone: int) -> tuple[float, bool, float]:
+            left = spot.copy()
+            left[zone] -= 1
+            return self._risk(left), spot[zone] == 1, -self.rate(zone)
+
+        return min((zone for zone in range(len(spot)) if spot[zone]), key=without)
 
     def _best(self, spot: list[int], now_s: float) -> int:
         """Where a launch promises most: few losses, not many of ours already, no failure a moment ago."""
