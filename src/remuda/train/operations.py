@@ -125,6 +125,9 @@ def _attention(name: str, args: Any) -> tuple[float, Size]:
     return (5 if backward else 2) * 2.0 * heads * m * n * k * (0.5 if causal else 1.0), (heads, m, n, k)
 
 
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+
 class AsOnGpu(TorchFunctionMode):
     """Replaces what the CPU does differently: autocast's float32 list, dropout's mask, attention with dropout."""
 
@@ -138,6 +141,8 @@ class AsOnGpu(TorchFunctionMode):
             kwargs["training"] = False  # what is inside is out of reach from here; fused attention stores no mask
         elif func is F.dropout:
             return _dropout(*args, **kwargs)
+        elif name in _RECURRENT and len(args) > 7:
+            return _recurrent(name, *args)
         elif func is torch.Tensor.cuda:
             return args[0]
         elif func is torch.Tensor.to:
@@ -165,6 +170,25 @@ def as_on_gpu() -> Iterator[None]:
             yield
     finally:
         torch.autograd.__dict__["_engine_run_backward"] = engine
+
+
+def _recurrent(name: str, data: torch.Tensor, second: Any, third: Any, *options: Any) -> tuple[torch.Tensor, ...]:
+    """A recurrent network as cuDNN has it: few kernels with the FLOPs and what is kept of all steps, without the wait
+    from one step to the next. A packed sequence brings its batch sizes before its state.
+    """
+    packed = isinstance(options[0], list | tuple)
+    state, weights, both = (third, options[0], options[5]) if packed else (second, third, options[4])
+    first = state if isinstance(state, torch.Tensor) else state[0]
+    per = len(weights) // first.shape[0]  # of one layer and direction: two matrices, and biases
+    out, width, directions = data, first.shape[-1], 2 if both else 1
+    for layer in range(0, len(weights), per * directions):
+        ways = []
+        for way in range(layer, layer + per * directions, per):
+            gates = F.linear(out, weights[way])
+            kept = torch.tanh(gates + F.linear(gates[..., :width], weights[way + 1]))
+            ways.append(kept[..., :width])
+        out = torch.cat(ways, -1) if directions == 2 else ways[0]
+    return (out, first, state[1]) if name == "lstm" else (out, first)
 
 
 def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import runpy
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,22 +90,25 @@ def fake_device() -> Iterator[None]:
     apply = torch.nn.Module._apply
     setattr(torch.nn.Module, "_apply", _convert)  # noqa: B010 - so that types stay as they were declared
     try:
-        with _Fake(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
+        with warnings.catch_warnings(), _Fake(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a layer does
             yield
     finally:
         setattr(torch.nn.Module, "_apply", apply)  # noqa: B010 - as above
 
 
-class _Fake(FakeTensorMode):
+_TURN = threading.RLock()
+
+
+class _Fake(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
     """One thread at a time: a loader's threads collate fake samples while the model runs."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]  # torch's
-        self._lock = threading.RLock()
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self._lock:
+        with _TURN:
             return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def __deepcopy__(self, memo: Any) -> "_Fake":
+        return self  # models copy their layers, and all belong to one mode
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
