@@ -134,6 +134,11 @@ class FakeClient:
             raise ApiError("job-not-found", f"project {project} has no job {name}", "`remuda ps` lists the jobs", 404)
         return self.all_jobs[name]
 
+    def outlook(self, project: str, name: str) -> wire.OutlookView:
+        return wire.OutlookView(
+            runs=60, mean_micros=1_500_000, p10_micros=900_000, p90_micros=4_000_000, in_time=0.98, hours_p50=6.5
+        )
+
     def jobs(
         self, project: str | None = None, *, phases: Collection[str] = (), cursor: str | None = None, limit: int = 50
     ) -> wire.JobPage:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,32 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
     assert [row["id"] for row in csv.DictReader(io.StringIO(run("ps", "-o", "csv").stdout))] == [
         row["id"] for row in rows
     ]
+
+
+def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
+    course = wire.CourseView(at=at(5), mode="spot", reason="spot while it lasts", place="aws/eu/a/m:0/spot")
+    client.all_jobs["steered"] = make_job("steered", "running", course=course, reliefs=[2])
+    told = " ".join(run("status", "steered").stdout.split())
+    assert "spot at aws/eu/a/m:0/spot" in told
+    assert "spot while it lasts" in told
+    assert "second gang attempt 2" in told
+    assert "$1.50 more expected ($0.90 to $4.00 in eight of ten courses), in time in 98%, over in 6.5 h" in told
+    assert json.loads(run("status", "steered", "-o", "json").stdout)["outlook"]["in_time"] == 0.98
+    client.all_jobs["over"] = make_job("over", "done", course=course)
+    assert "outlook" not in run("status", "over").stdout
+
+
+def test_status_lists_every_place_that_said_no_and_until_when_it_rests(client: FakeClient) -> None:
+    place, until = "aws/eu/a/m:0/spot", datetime(2099, 1, 1, 12, 30, tzinfo=UTC)
+    refused = [
+        make_attempt(number, place=place, phase="ended", outcome="capacity", reason="sold out") for number in (1, 2)
+    ]
+    client.all_jobs["seeks"] = make_job("seeks", "starting", attempts=[*refused, make_attempt(3)], avoid={place: until})
+    told = run("status", "seeks").stdout
+    [line] = [line.split() for line in told.partition("places that said no")[2].splitlines() if place in line]
+    assert line[:2] == [place, "2"]
+    assert "12:30:00 UTC sold out" in " ".join(line)
+    assert "places that said no" not in run("status", "now").stdout
 
 
 def test_ps_by_phase_and_with_a_limit(client: FakeClient) -> None:

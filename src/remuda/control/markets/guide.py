@@ -147,7 +147,7 @@ def _done(
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:
-        said = node.progress.get("fraction")
+        said = node.progress.get("fraction")  # of the whole job; "done" of "total" may be of one epoch
         if isinstance(said, float) and 0 <= said <= 1:
             return said
     return share_done(job.task, attempts, now, job.attempt)
