@@ -26,7 +26,7 @@ def total(profile: dict[str, object], name: str, **match: object) -> float:
     ops = profile["ops"]
     assert isinstance(ops, list)
     chosen = [op for op in ops if all(op[key] == value for key, value in match.items())]
-    return sum(op[name] * op["count"] for op in chosen)
+    return sum((1 if name == "count" else op[name]) * op["count"] for op in chosen)
 
 
 def test_flops_of_linear_layers_are_two_per_weight_and_pass() -> None:
@@ -220,3 +220,35 @@ def test_grouped_convolutions_count_their_own_channels_only() -> None:
     )  # fmt: skip
     assert flops == 2 * 16 * 8 * 9
     assert size == (8, 16, 1, 9)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
+def test_recurrent_layers_are_a_few_kernels(kind: type[nn.Module], gates: int, directions: int, packed: bool) -> None:
+    from torch.nn.utils.rnn import PackedSequence
+
+    batch, steps, size, width = 8, 20, 32, 64
+    with fake_device():
+        model = kind(size, width, batch_first=True, bidirectional=directions == 2)
+        given = torch.randn(batch * steps, size) if packed else torch.randn(batch, steps, size)
+        data = PackedSequence(given, torch.full((steps,), batch)) if packed else given
+
+        def step() -> torch.Tensor:
+            out = model(data)[0]
+            return (out.data if packed else out).sum()
+
+        profile = trace_step(model, step, batch=batch)
+    products = 2 * batch * steps * gates * width * (size + width) * directions
+    assert total(profile, "flops", kind="matmul", backward=False) == products
+    assert sum(op["count"] for op in profile["ops"]) < 60  # type: ignore[attr-defined]
+
+
+def test_layers_that_are_copied_and_threads_stay_in_one_fake_world() -> None:
+    with fake_device():
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 3)
+        data = torch.randn(4, 32, 64)
+        profile = trace_step(model, lambda: model(data).sum(), batch=4, precision="bf16")
+    dense = 3 * 2 * 4 * 32 * (4 * 64 * 64 + 2 * 64 * 128)
+    assert total(profile, "flops", kind="matmul", backward=False) == dense
+    assert total(profile, "count", kind="attention") == 6
