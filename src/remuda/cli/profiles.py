@@ -1,6 +1,7 @@
 """Work profiles for `remuda estimate`, `plan` and `bench`: those that ship, in files, and traced on the spot."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,7 @@ def with_rates(task: "Task", folder: Path) -> "Task":
     return replace(task, work=replace(work, rates={**rates, **work.rates}))
 
 
+@cache
 def _zoo() -> list[dict[str, Any]]:
     import gzip
     from importlib.resources import files

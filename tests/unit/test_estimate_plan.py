@@ -1,0 +1,284 @@
+"""Estimates from a work profile: what must grow grows, nothing is said to fit that does not, rates reach the plan."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remuda.cli.bench import keep, make_text, read_rate
+from remuda.cli.main import cli
+from remuda.cli.profiles import find_model, list_models
+from remuda.cli.session import Failure
+from remuda.planner.estimate.devices import device_of
+from remuda.planner.estimate.memory import estimate_memory
+from remuda.planner.estimate.profile import ProfileError, WorkProfile, read_profile
+from remuda.planner.estimate.roofline import estimate_step
+from remuda.planner.estimate.settings import Run
+from remuda.planner.estimate.table import correct_rates, device_key, estimate_on, list_devices, make_rates
+from remuda.planner.estimate.transfer import Measured, carry
+
+H200 = device_of("H200")
+A100 = device_of("A100-80GB")
+assert H200 is not None
+assert A100 is not None
+
+
+def gpt2(precision: str = "bf16", checkpointing: bool = False) -> WorkProfile:
+    return find_model("gpt2", precision, checkpointing)
+
+
+def small(**changes: object) -> dict[str, object]:
+    data: dict[str, object] = {
+        "format": "remuda-work-profile/1", "name": "small", "batch": 4, "precision": "bf16", "optimizer": "adamw",
+        "parameters": 1000, "tensors": 2,
+        "memory": {"parameters": 4000, "gradients": 4000, "buffers": 0, "activations": [[8000, 0, 0]],
+                   "activations_compiled": [[4000, 0, 0]]},
+        "ops": [{"kind": "matmul", "dtype": "bfloat16", "backward": False, "flops": 1e12, "bytes": 1e9,
+                 "fixed_bytes": 1e8, "fused_bytes": 1e9, "size": [1, 1, 1, 1], "count": 2}],
+    }  # fmt: skip
+    return {**data, **changes}
+
+
+def test_flops_of_gpt2_are_six_a_parameter_and_token_and_attention() -> None:
+    profile = gpt2()
+    tokens = 1024 * profile.batch
+    dense = 6 * profile.parameters * tokens
+    assert 1.0 < profile.flops / dense < 1.2
+    assert profile.parameters == 124_439_808
+
+
+def test_every_shipped_profile_can_be_read_and_estimated() -> None:
+    assert {"resnet50", "gpt2", "bert-base", "vit_b_16", "llama-8b"} <= set(list_models())
+    for name in list_models():
+        for precision in ("fp32", "bf16"):
+            profile = find_model(name, precision, False)
+            found = estimate_on(profile, H200, Run())
+            assert 0 < found.step.mfu < 1
+            assert found.memory.peak < found.memory.needed
+
+
+@given(
+    batch=st.integers(1, 256), compiled=st.booleans(), accumulate=st.integers(1, 8),
+    precision=st.sampled_from(["tf32", "bf16", "fp8"]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_more_work_never_takes_less(batch: int, compiled: bool, accumulate: int, precision: str) -> None:
+    profile = PROFILE
+    run = Run(batch=batch, compile=compiled, accumulate=accumulate, precision=precision)
+    more = replace(run, batch=batch + 1)
+    assert estimate_step(profile, H200, more).total >= estimate_step(profile, H200, run).total
+    assert estimate_memory(profile, more).peak >= estimate_memory(profile, run).peak
+    deeper = replace(run, accumulate=accumulate + 1)
+    assert estimate_step(profile, H200, deeper).total > estimate_step(profile, H200, run).total
+    assert estimate_memory(profile, deeper).peak >= estimate_memory(profile, run).peak
+    assert estimate_memory(profile, run).needed > estimate_memory(profile, run).peak
+    assert estimate_step(profile, A100, run).total > 0.9 * estimate_step(profile, H200, run).total
+
+
+PROFILE = gpt2()
+
+
+def test_choices_act_as_they_should() -> None:
+    plain = Run(batch=16)
+    assert estimate_step(PROFILE, H200, replace(plain, compile=True)).total < estimate_step(PROFILE, H200, plain).total
+    math = replace(plain, math_attention=True)
+    assert estimate_memory(PROFILE, math).peak > estimate_memory(PROFILE, plain).peak
+    assert estimate_step(PROFILE, H200, math).total > estimate_step(PROFILE, H200, plain).total
+    sgd, adam = (estimate_memory(PROFILE, replace(plain, optimizer=name)) for name in ("sgd", "adamw"))
+    assert adam.optimizer - sgd.optimizer == pytest.approx(8 * PROFILE.parameters / 2**20)
+    less = estimate_memory(gpt2(checkpointing=True), plain)
+    assert less.peak < estimate_memory(PROFILE, plain).peak
+    again = estimate_step(gpt2(checkpointing=True), H200, plain)
+    assert again.total > estimate_step(PROFILE, H200, plain).total
+    vision = find_model("resnet50", "bf16", False)
+    last = estimate_step(vision, H200, Run(batch=256, channels_last=True)).total
+    assert last < estimate_step(vision, H200, Run(batch=256)).total
+
+
+def test_sharding_divides_state_and_costs_communication() -> None:
+    llama = find_model("llama-8b", "bf16", True)
+    one, eight = Run(batch=1), Run(batch=1, accelerators=8, shard=True)
+    whole, part = estimate_memory(llama, one), estimate_memory(llama, eight)
+    assert part.parameters == pytest.approx(whole.parameters / 8)
+    assert part.optimizer == pytest.approx(whole.optimizer / 8)
+    h100 = device_of("H100")
+    assert h100 is not None
+    assert not estimate_on(llama, h100, one).fits
+    assert estimate_on(llama, h100, eight).fits
+    assert estimate_step(llama, h100, eight).communication > 0
+    assert estimate_step(llama, h100, one).communication == 0
+
+
+def test_no_fit_is_said_where_the_need_is_more_than_there_is() -> None:
+    for device in list_devices():
+        found = estimate_on(PROFILE, device, Run(batch=8))
+        if found.fits:
+            assert found.memory.needed < device.memory_mib
+
+
+def test_unknown_accelerators_are_not_guessed() -> None:
+    assert device_of("no such thing") is None
+    assert device_of("K520") is None  # the table has no rates for it
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([], "format"),
+        ({"format": "other"}, "format"),
+        (small(batch=0), "batch is 0"),
+        (small(memory={}), "incomplete"),
+        (small(ops=[{"kind": "matmul"}]), "incomplete"),
+        (small(ops="none"), "incomplete"),
+        (small(memory={"parameters": 1, "gradients": 1, "buffers": 0, "activations": [], "activations_compiled": []}),
+         "no moment"),
+    ],
+)  # fmt: skip
+def test_what_is_no_profile_is_refused(data: object, says: str) -> None:
+    with pytest.raises(ProfileError, match=says):
+        read_profile(data)
+
+
+# rates
+
+
+def test_rates_are_carried_by_arithmetic_and_bandwidth() -> None:
+    h100, v100 = device_of("H100"), device_of("V100-16GB")
+    assert h100 is not None
+    assert v100 is not None
+    measured = [Measured(device=A100, count=1, rate=100.0)]
+    assert carry(measured, A100, 1, "bf16") == pytest.approx(100)
+    assert 130 < carry(measured, h100, 1, "bf16") < 260
+    assert carry(measured, v100, 1, "bf16") < 100
+    assert 600 < carry(measured, A100, 8, "bf16") < 800
+    with pytest.raises(ValueError, match="nothing"):
+        carry([], A100, 1, "bf16")
+
+
+def test_many_measurements_outweigh_the_prior() -> None:
+    """Rates that follow arithmetic alone are recognised as that."""
+    names = ("A100-80GB", "H100", "H200", "B200", "L4", "A10", "L40S", "T4", "V100-16GB", "RTX4090")
+    devices = [device for name in names if (device := device_of(name)) is not None]
+    rows = [Measured(device=each, count=1, rate=each.half * each.achieved / 1e12) for each in devices] * 300
+    target = device_of("H100-PCIe")
+    assert target is not None
+    assert carry(rows, target, 1, "bf16") == pytest.approx(target.half * target.achieved / 1e12, rel=0.03)
+
+
+def test_measured_rates_replace_estimates_and_correct_the_others() -> None:
+    rates = make_rates(PROFILE, Run(batch=8), counts=(1,))
+    key, other = device_key(A100, 1), device_key(H200, 1)
+    corrected = correct_rates(rates, {key: rates[key] / 2, "cpu": 3.0})
+    assert corrected[key] == rates[key] / 2
+    assert corrected[other] == pytest.approx(rates[other] / 2)
+    assert corrected["cpu"] == 3.0
+    alone = correct_rates({}, {key: 100.0})
+    assert alone[key] == 100.0
+    assert alone[other] > 100.0
+
+
+# commands
+
+
+def task(folder: Path, work: str) -> str:
+    (folder / "task.yaml").write_text(f"name: t\nrun: python train.py\nresources: {{gpu: 1}}\nwork: {work}\n")
+    return str(folder / "task.yaml")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, list(arguments))
+    return done.exit_code, done.output
+
+
+def test_estimate_lists_every_accelerator_as_json() -> None:
+    code, out = run("estimate", "--model", "gpt2", "--batch", "8", "--compile", "--samples", "1e6", "-o", "json")
+    assert code == 0
+    rows = {(row["accelerator"], row["memory_mib"]): row for row in json.loads(out)["estimates"]}
+    assert len(rows) > 50
+    h200 = rows["H200", 141 * 1024]
+    assert h200["fits"]
+    assert h200["usd"] == pytest.approx(h200["time_s"] / 3600 * h200["usd_hr"])
+    assert not rows["T4", 16 * 1024]["fits"] or rows["T4", 16 * 1024]["needed_mib"] < 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "gpt3"], "gpt2"),
+        (["--model", "resnet50", "--checkpointing"], "no profile"),
+        ([], "one of"),
+        (["--model", "gpt2", "--optimizer", "adamm"], "adamw"),
+        (["--model", "gpt2", "--gpu", "H9000"], "H9000"),
+    ],
+)
+def test_estimate_says_what_is_wrong(arguments: list[str], says: str) -> None:
+    code, out = run("estimate", *arguments)
+    assert code != 0
+    assert says in out
+
+
+def test_plan_ranks_by_cost_to_finish_with_a_profile(tmp_path: Path) -> None:
+    (tmp_path / "work.json").write_text(json.dumps(small(run={"batch": 8})))
+    file = task(tmp_path, "{samples: 1e7, profile: work.json}")
+    code, out = run("plan", file, "-o", "json", "--limit", "200")
+    assert code == 0
+    costs = [each["cost_micros"] for each in json.loads(out)["placements"] if each["cost_micros"] is not None]
+    assert len(costs) > 20
+    assert costs == sorted(costs)
+    hourly = [each["rate_micros_per_hour"] for each in json.loads(out)["placements"]][: len(costs)]
+    assert hourly != sorted(hourly)
+
+
+def test_plan_uses_measured_rates_before_estimates(tmp_path: Path) -> None:
+    (tmp_path / "work.json").write_text(json.dumps(small()))
+    file = task(tmp_path, "{samples: 1e7, profile: work.json}")
+
+    def time_on(name: str) -> float:
+        _, out = run("plan", file, "-o", "json", "--limit", "500")
+        rows = json.loads(out)["placements"]
+        return next(float(row["run_time_s"]) for row in rows if row["accelerators"] == name and row["run_time_s"])
+
+    before = time_on("1 x L4")
+    keep(tmp_path / "work.json", {"L4-24GB:1": 2 * 1e7 / before})
+    assert time_on("1 x L4") == pytest.approx(before / 2)
+    assert "ops" in json.loads((tmp_path / "work.json").read_text())
+
+
+def test_plan_says_where_a_profile_is_missing_or_no_profile(tmp_path: Path) -> None:
+    file = task(tmp_path, "{samples: 1e7, profile: work.json}")
+    code, out = run("plan", file)
+    assert code == 2
+    assert "work.json" in out
+    (tmp_path / "work.json").write_text("{}")
+    code, out = run("plan", file)
+    assert code == 2
+    assert "neither" in out
+
+
+# bench
+
+
+def test_bench_changes_only_what_it_must() -> None:
+    text = "name: t\nrun: python train.py\nresources: {cpu: 4, gpu: 8}\noutputs: []\nlimits: {budget: 5}\n"
+    import yaml
+
+    made = yaml.safe_load(make_text(text, "H100:1", ("local",), 60))
+    assert made["resources"] == {"cpu": 4, "gpu": "H100:1", "providers": ["local"]}
+    assert made["run"] == "python train.py"
+    assert made["limits"]["budget"] == 5
+    assert "outputs" not in made
+    with pytest.raises(Failure):
+        make_text("resources: {accelerators: H100}\n", None, (), 60)
+
+
+def test_a_rate_leaves_the_warm_up_out() -> None:
+    slow = [(float(second), 10.0 * second) for second in range(10)]
+    steady = [(10.0 + second, 90.0 + 100.0 * second) for second in range(51)]
+    assert read_rate(slow + steady, 60) == pytest.approx(100)
+    assert read_rate([], 60) is None
+    assert read_rate([(0.0, 5.0)], 60) is None
+    assert read_rate([(0.0, 0.0), (1.0, 50.0)], 60) == 50
