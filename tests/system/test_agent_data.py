@@ -209,7 +209,7 @@ def test_parts_are_sent_again_and_then_completed(
     storage.faults = ["503", "403"]
     desk, told = Desk(storage), list[str]()
     monkeypatch.setattr(send, "Desk", desk)
-    send.send_output(None, 0, str(tmp_path / "out"), "s3://x/y", told.append)  # type: ignore[arg-type]  # as above
+    send.send_output(None, 0, str(tmp_path / "out"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
     assert b"".join(storage.parts[f"/object/a/{part}"] for part in (1, 2, 3)) == DATA[: (2 << 20) + 5]
     route, ask = desk.asked[-1]  # type: ignore[misc]  # a pair
     assert route == "/complete"
@@ -221,4 +221,4 @@ def test_parts_are_sent_again_and_then_completed(
 
 def test_an_output_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CannotMove, match="does not exist"):
-        send.send_output(None, 0, str(tmp_path / "none"), "s3://x/y", print)  # type: ignore[arg-type]  # as above
+        send.send_output(None, 0, str(tmp_path / "none"), "s3://x/y", print, {})  # type: ignore[arg-type]  # as above

@@ -112,6 +112,43 @@ outputs: [{{source: out, target: "{far}/out/result"}}]
         assert "there is nothing at c" in told
 
 
+def test_a_skypilot_file_with_buckets_at_full_paths(home: Path, tmp_path: Path) -> None:
+    keys = start_google()
+    place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
+    assert isinstance(place, Bucket)
+    place.put("sky/a", b"alpha\n")
+    place.put("sky/b", b"beta\n")
+    with connect() as client:
+        for name, value in keys.items():
+            client.put_secret("default", name, value)
+        text = f"""
+name: sky
+num_nodes: 1
+file_mounts:
+  {tmp_path}/seen/in: gs://data/sky
+  {tmp_path}/seen/rw: {{source: gs://data/sky}}
+  {tmp_path}/seen/new: {{source: gs://data/fresh}}
+run: |
+  cat {tmp_path}/seen/in/a {tmp_path}/seen/rw/b
+  echo changed >{tmp_path}/seen/rw/a; echo new >{tmp_path}/seen/new/file
+"""
+        phase, told = run_to_end(client, text)
+        assert phase == "done", told
+        assert told.endswith("alpha\nbeta\n")
+        assert "output gs://data/sky/: 1 file, 8 B in " in told  # b is as it came
+        assert place.get("sky/a") == b"changed\n"
+        assert place.get("sky/b") == b"beta\n"
+        assert place.get("fresh/file") == b"new\n"
+        place.delete("fresh/file")
+        phase, told = run_to_end(client, text.replace("name: sky", "name: again"))  # the links of the first are old
+        assert phase == "done", told
+        (tmp_path / "seen" / "taken").mkdir()
+        (tmp_path / "seen" / "taken" / "file").touch()
+        phase, told = run_to_end(client, text.replace("seen/in:", "seen/taken:"))
+        assert phase == "failed"
+        assert "something else is there" in told
+
+
 def test_a_key_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)

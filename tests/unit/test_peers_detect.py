@@ -68,7 +68,8 @@ def test_importing_the_room_reads_none_of_the_rules() -> None:
 def test_every_key_of_ours_is_ours_or_shared() -> None:
     top = {field.name for field in TASK.fields}
     needs = {field.name for field in RESOURCES.fields}
-    assert top - {"name", "run", "setup", "workdir", "resources", "secrets", "inputs", "outputs"} == set(detect._OURS)
+    shared = {"name", "run", "setup", "workdir", "resources", "secrets", "inputs", "outputs", "volumes"}
+    assert top - shared == set(detect._OURS)
     assert needs - {"memory"} == set(detect._OUR_NEEDS)
     assert {*SKYPILOT.fields, "execution"} >= detect._SKYPILOT
     assert {*NEEDS.fields} - {"memory", "volumes", "priority"} <= detect._SKYPILOT_NEEDS | {

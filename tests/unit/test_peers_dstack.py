@@ -120,8 +120,8 @@ def test_a_command_by_its_entrypoint() -> None:
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        ("ports: [8000]", "ports"),
-        ("volumes: ['data:/data']", "volumes"),
+        ("volumes: [{name: [a, b], path: /data}]", "volumes"),
+        ("volumes: ['data:/etc']", "volumes"),
         ("files: [a.txt]", "files"),
         ("user: ubuntu", "user"),
         ("privileged: true", "privileged"),
@@ -154,7 +154,19 @@ def test_what_has_no_place_is_kept_and_refused_when_run(line: str, key: str) -> 
         parse_task(f"type: task\ncommands: [x]\n{line}")
 
 
+def test_volumes() -> None:
+    task = run("volumes: ['data:/data', '/scratch:/s', {name: d, path: /d}, {instance_path: /i, path: /j}]").task
+    assert task is not None
+    assert [(each.kind, each.source, each.path) for each in task.volumes] == [
+        ("named", "data", "/data"),
+        ("host", "/scratch", "/s"),
+        ("named", "d", "/d"),
+        ("host", "/i", "/j"),
+    ]
+
+
 def test_notes_do_not_stop_a_run() -> None:
+    assert keys(run("ports: [8000]"), refused=False) == ["ports"]
     text = (
         "privileged: false\nvolumes: [{instance_path: /a, path: /a, optional: true}]\nidle_duration: 5m\nretry: false"
     )

@@ -100,11 +100,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_validate_tells_what_is_kept(folder: Path) -> None:
-    (folder / "a.yaml").write_text("run: x\nresources: {cpus: 1, ports: 80, disk_tier: best}")
+    (folder / "a.yaml").write_text("run: x\nresources: {cpus: 1, local_disk: nvme, disk_tier: best}")
     result = CliRunner().invoke(validate, ["a.yaml"])
     assert result.exit_code == 0
     assert result.stdout.startswith("a.yaml is a task of SkyPilot, and is fine as one.\n")
-    assert "not honoured: line 2: `resources.ports`: " in result.stdout
+    assert "not honoured: line 2: `resources.local_disk`: " in result.stdout
     assert "note: line 2: `resources.disk_tier`: " in result.stdout
     assert "`remuda run` would refuse it" in result.stdout
 

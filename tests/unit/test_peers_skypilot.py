@@ -124,7 +124,6 @@ def test_alternatives_that_are_one_wish() -> None:
         "{accelerators: H100:0.5}",
         "{accelerators: H1000:8}",
         "{infra: aws/us-east-1/us-east-1a}",
-        "{ports: 8080}",
         "{disk_tier: ultra}",
         "{image_id: ami-123}",
         "{memory: 4x}",
@@ -146,9 +145,16 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
     [
         ("service: {readiness_probe: /health, replicas: 2}", "service"),
         ("pool: {workers: 2}", "pool"),
-        ("file_mounts: {/data: s3://bucket}", "file_mounts./data"),
+        ("file_mounts: {/data: ./local}", "file_mounts./data"),
+        ("file_mounts: {/data: r2://bucket}", "file_mounts./data"),
+        ("file_mounts: {/etc: s3://bucket}", "file_mounts./etc"),
+        ("file_mounts: {data: s3://bucket}", "file_mounts.data"),
         ("file_mounts: {/data: {name: b, mode: MOUNT}}", "file_mounts./data"),
-        ("volumes: {/data: vol}", "volumes"),
+        ("file_mounts: {/data: {name: b, source: ./x, mode: COPY}}", "file_mounts./data"),
+        ("file_mounts: {/data: {source: [s3://a, s3://b]}}", "file_mounts./data"),
+        ("file_mounts: {/data: 'https://a.blob.core.windows.net/c'}", "file_mounts./data"),
+        ("volumes: {data: vol}", "volumes.data"),
+        ("volumes: {/data: {size: 10Gi}}", "volumes./data"),
         ("config: {kubernetes: {pod_config: {}}}", "config"),
         ("secrets: {A: open}", "secrets.A"),
         ("workdir: {url: https://x/y.git, ref: main}", "workdir"),
@@ -160,6 +166,45 @@ def test_other_keys_are_kept_with_their_place(line: str, key: str) -> None:
     rest = "" if line.startswith("run") else "\nrun: x"
     found = parse_file(f"num_nodes: 1\n{line}{rest}")
     assert next((each.key, each.line) for each in found.refused) in ((key, 2), (key, 1))
+
+
+def test_buckets_become_inputs_and_outputs() -> None:
+    text = """
+run: x
+file_mounts:
+  /data: s3://bucket/images
+  ~/weights: gs://b/w.bin
+  /web: https://example.org/file
+  /copy: {source: s3://b/c, mode: COPY}
+  /read: {source: gs://b/r, mode: MOUNT, config: {mount: {read_only: true}}}
+  /write: {source: s3://b/w}
+  /own: {name: mine, store: s3, mode: MOUNT_CACHED}
+volumes: {/v: claim, /w: {name: other}}
+"""
+    found = parse_file(text)
+    assert found.task is not None
+    assert found.refused == ()
+    assert [(each.source, each.target) for each in found.task.inputs] == [
+        ("s3://bucket/images", "/data"),
+        ("gs://b/w.bin", "~/weights"),
+        ("https://example.org/file", "/web"),
+        ("s3://b/c/", "/copy"),
+        ("gs://b/r/", "/read"),
+        ("s3://b/w/", "/write"),
+        ("s3://mine/", "/own"),
+    ]
+    assert [(each.source, each.target) for each in found.task.outputs] == [
+        ("/write", "s3://b/w/"),
+        ("/own", "s3://mine/"),
+    ]
+    assert [(each.source, each.path) for each in found.task.volumes] == [("claim", "/v"), ("other", "/w")]
+    told = keys(found, refused=False)
+    assert told == ["file_mounts./read", "file_mounts./write", "file_mounts./own", "file_mounts./own"]
+
+
+def test_ports_are_a_note() -> None:
+    found = parse_file("run: x\nresources: {cpus: 1, ports: 8080}")
+    assert (keys(found, refused=False), found.refused) == (["resources.ports"], ())
 
 
 def test_notes_do_not_stop_a_run() -> None:

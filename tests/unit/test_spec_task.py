@@ -279,7 +279,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("webhooks: {url: https://x.org, on: [success]}", "2:37", "did you mean `finish`?"),
         ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "ftp:// is not known"),
         ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
-        ("inputs: [{source: /data, target: /x}]", "2:34", "relative path"),
+        ("inputs: [{source: /data, target: /etc}]", "2:34", "is the system's"),
         ("inputs: [{from: /data, target: x}]", "2:11", "write `source`"),
         ("commands: [a]  # run:", "1:1", "write `run: |`"),
         ("inputs: /data", "2:9", "where a list was expected"),
@@ -350,7 +350,9 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     document = plain(compose(example, Notes("example", example)))
     assert isinstance(document, dict)
     assert list(document) == [name]
-    beside = {"samples": {"rates": {"cpu": 1}}, "rates": {"samples": 1}}.get(name) or BESIDE.get(path, {})
+    beside = {"samples": {"rates": {"cpu": 1}}, "rates": {"samples": 1}, "profile": {"samples": 1}}.get(
+        name
+    ) or BESIDE.get(path, {})
     if path == "work" and name in ("precision", "efficiency"):
         beside = {"flops": 1}
     if path == "params.NAME" and name in ("choices", "default"):

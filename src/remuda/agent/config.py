@@ -260,6 +260,7 @@ class Work:
         self.addresses = fields.texts("addresses") or ["127.0.0.1"]
         self.master_port = fields.whole("master_port", 29500)
         self.accelerators_per_node = fields.whole("accelerators_per_node", 0)
+        self.gang_key = fields.text("gang_key", "")
         self.run = fields.text("run")
         self.setup = fields.text_or_none("setup")
         self.setup_key = fields.text_or_none("setup_key")

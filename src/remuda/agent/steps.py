@@ -7,7 +7,7 @@ import os
 
 from .link import complain
 from .loop import READ
-from .work.environment import SHELL_LINE, find_shell, write_whole
+from .work.environment import SHELL_LINE, find_shell, write_rank_files, write_whole
 from .work.guardian import Command
 from .work.process import Process
 
@@ -116,6 +116,7 @@ class Steps:
 
     def _run(self, work: Work, env: dict[str, str]) -> None:
         write_whole(self._places.run, work.run + "\n")
+        write_rank_files(work, self._places)
         if work.image is not None:
             self._run_container()
             return
@@ -310,7 +311,7 @@ class Steps:
         from .work.prepare import carry_out
 
         command = Command([], self._env, self._places.home)
-        command.call = lambda: carry_out(self._config, self._work, self._places.work, command.channel)
+        command.call = lambda: carry_out(self._config, self._work, self._places, command.channel)
         self._start(command, self._carried_out)
 
     def _carried_out(self) -> None:

@@ -35,6 +35,10 @@ def command(
 
     params = read_params(param)
     loaded = read_task(file, params)
+    if loaded.source.kind != "Remuda":
+        click.echo(f"{file} was read as a {loaded.source.what} of {loaded.source.kind}", err=True)
+        for each in loaded.source.kept:
+            click.echo(f"note: {each}", err=True)
     project = project or loaded.task.project
     with session() as client:
         job = _submit(client, loaded, file, params, project, name, yes)

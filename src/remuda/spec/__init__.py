@@ -35,11 +35,15 @@ _MOST_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """A task with the file it was read from; relative paths of the task are meant from `folder`."""
+    """A task with the file it was read from; relative paths of the task are meant from `folder`.
+
+    `source` is what was read, the task aside: whose file, and what is kept of it.
+    """
 
     task: Task
     text: str
     folder: Path
+    source: Translation
 
 
 def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None) -> LoadedTask:
@@ -49,8 +53,9 @@ def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datet
     """
     file = Path(path)
     text = _read(file)
-    task = parse_task(text, file=str(path), params=params, now=now)
-    loaded = LoadedTask(task=task, text=text, folder=file.resolve().parent)
+    found = parse_file(text, file=str(path), params=params, now=now)
+    task = _make_ready(found, Notes(str(path), text.removeprefix("\ufeff"), now))
+    loaded = LoadedTask(task=task, text=text, folder=file.resolve().parent, source=found)
     _check_uses(loaded.folder, task, str(path))
     return loaded
 
@@ -75,8 +80,11 @@ def parse_task(
 
     Another tool's file must ask for nothing that is only kept. Raises SpecError with every problem.
     """
-    found = parse_file(text, file=file, params=params, now=now)
-    notes = Notes(file, text, now)
+    return _make_ready(parse_file(text, file=file, params=params, now=now), Notes(file, text, now))
+
+
+def _make_ready(found: Translation, notes: Notes) -> Task:
+    """The one task of a file, with all that its commands want to find. Raises SpecError."""
     for each in found.refused:
         hint = "`remuda validate` shows all that is kept; delete what can go, or say it as a Remuda file does"
         message = f"`{each.key}` of this {found.kind} file is not honoured: {each.reason}"

@@ -46,6 +46,8 @@ def fetch_input(config: Config, index: int, source: str, target: str, tell: Call
         for each in waiting:
             each.cancel()
         pool.shutdown()
+    if not meter.files:
+        os.makedirs(target, exist_ok=True)
     meter.end()
 
 

@@ -82,7 +82,7 @@ def link_volumes(config: Config, work: Work, folder: str) -> None:
             )
         path = volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
         if os.path.realpath(path) != os.path.realpath(source):
-            _link(source, path)
+            link(source, path)
 
 
 def list_binds(config: Config, work: Work, folder: str) -> list[str]:
@@ -96,20 +96,22 @@ def list_binds(config: Config, work: Work, folder: str) -> list[str]:
     return binds
 
 
-def _link(source: str, path: str) -> None:
-    """Raises CannotBuild where something else is there, or nothing may be made."""
+def link(source: str, path: str) -> None:
+    """Let `path` lead to `source`. Raises CannotBuild where something else is there, or nothing may be made."""
     if os.path.islink(path) and os.path.realpath(path) == os.path.realpath(source):
         return
+    if os.path.islink(path) and not os.path.exists(path):
+        os.unlink(path)  # of an attempt whose home is gone
     if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
         os.rmdir(path)
     if os.path.lexists(path):
-        raise CannotBuild(f"the volume cannot be seen under {path}: something else is there on this node")
+        raise CannotBuild(f"{source} cannot be seen under {path}: something else is there on this node")
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(source, path)
     except PermissionError as error:
         raise CannotBuild(
-            f"the volume cannot be seen under {path}: this node's user may not make it; "
+            f"{source} cannot be seen under {path}: this node's user may not make it; "
             "write a path within the working folder, or add an `image`"
         ) from error
 

@@ -20,14 +20,23 @@ if TYPE_CHECKING:
 WORKERS = 4  # each holds one part in memory
 
 
-def send_output(config: Config, index: int, source: str, target: str, tell: Callable[[str], None]) -> None:
-    """Send a file, or a folder with all that is below. Raises CannotMove, OSError."""
+def send_output(
+    config: Config,
+    index: int,
+    source: str,
+    target: str,
+    tell: Callable[[str], None],
+    known: dict[str, list[int]],
+) -> None:
+    """Send a file, or a folder with all that is below but what is `known` to be there. Raises CannotMove, OSError."""
     if not os.path.lexists(source):
         raise CannotMove(f"the output {source} does not exist")
     meter = Meter(f"output {target}", tell)
     with ThreadPoolExecutor(WORKERS) as pool:
         waiting = [
-            pool.submit(Sending(config, index, path, name, meter).run) for path, name in list_files(source, target)
+            pool.submit(Sending(config, index, path, name, meter).run)
+            for path, name in list_files(source, target)
+            if not is_known(path, name, known)
         ]
         try:
             for each in waiting:
@@ -49,6 +58,14 @@ def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
             path = os.path.join(folder, name)
             if os.path.isfile(path):
                 yield path, os.path.relpath(path, source)
+
+
+def is_known(path: str, name: str, known: dict[str, list[int]]) -> bool:
+    """Whether a file is as it came from the very place that it would be sent to."""
+    if name not in known:
+        return False
+    seen = os.stat(path)
+    return known[name] == [seen.st_size, seen.st_mtime_ns]
 
 
 class Sending:

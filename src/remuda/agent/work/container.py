@@ -139,6 +139,10 @@ def list_mounts(config: Config, work: Work, places: Places) -> list[str]:
     mounts = [f"{places.home}:{places.home}"]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         mounts.append(f"{work.checkpoint.storage}:{work.checkpoint.storage}")
+    if work.inputs:
+        from ..data.paths import list_input_binds
+
+        mounts += list_input_binds(work, places)
     if work.volumes:
         from ..data.mounts import list_binds
 

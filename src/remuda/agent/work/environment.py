@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Places:
         self.notice = home + "/notice.json"
         self.progress = home + "/progress.json"
         self.every = home + "/every"
+        self.hosts = home + "/hosts"
+        self.mpi = home + "/mpi.py"
         self.run = home + "/run.sh"
         self.setup = home + "/setup.sh"
         self.started = home + "/started"
@@ -65,7 +68,7 @@ def make_environment(config: Config, work: Work, places: Places, socket: str = "
     for name, value in work.params.items():
         env["REMUDA_PARAM_" + re.sub(r"\W", "_", name).upper()] = value
     env.update(_identity(config, work, places))
-    env.update(_rank(config, work))
+    env.update(_rank(config, work, places))
     env.update(device_variables(config))
     if socket:
         env["REMUDA_NOTICE"] = socket
@@ -120,7 +123,7 @@ def _identity(config: Config, work: Work, places: Places) -> dict[str, str]:
     return env
 
 
-def _rank(config: Config, work: Work) -> dict[str, str]:
+def _rank(config: Config, work: Work, places: Places) -> dict[str, str]:
     """What torchrun and its like want to know of the gang."""
     return {
         "MASTER_ADDR": work.addresses[0],
@@ -129,7 +132,21 @@ def _rank(config: Config, work: Work) -> dict[str, str]:
         "NNODES": str(work.nodes),
         "NPROC_PER_NODE": str(work.accelerators_per_node or 1),
         "REMUDA_HOSTS": ",".join(work.addresses),
+        "REMUDA_HOSTFILE": places.hosts,
+        "REMUDA_MPI": f"{sys.executable if work.image is None else 'python3'} {places.mpi}",
+        "REMUDA_MPI_KEY": work.gang_key,
     }
+
+
+def write_rank_files(work: Work, places: Places) -> None:
+    """What the rank's variables name: the hosts as `address slots=N`, and the program that starts MPI on them."""
+    slots = work.accelerators_per_node or 1
+    write_whole(places.hosts, "".join(f"{address} slots={slots}\n" for address in work.addresses))
+    if work.nodes > 1:
+        import pkgutil
+
+        source = pkgutil.get_data(__package__ or "", "mpi.py")
+        write_whole(places.mpi, (source or b"").decode())
 
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:

@@ -53,43 +53,53 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
     return 1 if outcome else 0
 
 
-def carry_out(config: Config, work: Work, folder: str, channel: int) -> int:
+def carry_out(config: Config, work: Work, places: Places, channel: int) -> int:
     """Copy the outputs of work that ended well to where they shall be; returns an exit code of sysexits.h."""
+    from ..data.paths import find_output
+
     try:
         for index, (source, target) in enumerate(work.outputs):
+            path, known = find_output(places, work, source, target)
             if "://" not in target:
-                transfer(inside(folder, source), os.path.expanduser(target), "output")
+                transfer(path, os.path.expanduser(target), "output")
             else:
-                _send(config, index, inside(folder, source), target, channel)
+                _send(config, index, path, target, channel, known)
     except (CannotBuild, OSError) as error:
         os.write(2, f"remuda: an output could not be copied: {error}\n".encode())
         return os.EX_IOERR
     return 0
 
 
-def _send(config: Config, index: int, source: str, target: str, channel: int) -> None:
+def _send(config: Config, index: int, source: str, target: str, channel: int, known: dict[str, list[int]]) -> None:
     from ..data.send import send_output
     from ..data.web import CannotMove, tell_to
 
     try:
-        send_output(config, index, source, target, tell_to(channel))
+        send_output(config, index, source, target, tell_to(channel), known)
     except CannotMove as error:
         raise CannotBuild(str(error)) from error
 
 
-def bring_inputs(config: Config, work: Work, folder: str, channel: int) -> None:
+def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> None:
     """Copy every input to where the work wants it. Raises CannotBuild, OSError."""
-    for index, (source, target) in enumerate(work.inputs):
-        if "://" not in source:
-            transfer(source, inside(folder, target), "input")
-            continue
-        from ..data.fetch import fetch_input
-        from ..data.web import CannotMove, tell_to
+    from ..data.paths import find_input, link_input, remember
 
-        try:
-            fetch_input(config, index, source, inside(folder, target), tell_to(channel))
-        except CannotMove as error:
-            raise CannotBuild(f"the input {source} cannot be copied: {error}") from error
+    for index, (source, target) in enumerate(work.inputs):
+        path = find_input(places, index, target)
+        if "://" not in source:
+            transfer(source, path, "input")
+        else:
+            from ..data.fetch import fetch_input
+            from ..data.web import CannotMove, tell_to
+
+            try:
+                fetch_input(config, index, source, path, tell_to(channel))
+            except CannotMove as error:
+                raise CannotBuild(f"the input {source} cannot be copied: {error}") from error
+            if any(far == source for _, far in work.outputs):
+                remember(places, index, path)
+        if work.image is None:
+            link_input(path, target)
 
 
 def find_setup(config: Config, work: Work) -> str:
@@ -111,7 +121,7 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
         from ..data.mounts import link_volumes
 
         link_volumes(config, work, places.work)
-    bring_inputs(config, work, places.work, channel)  # after the setup, which must not depend on them
+    bring_inputs(config, work, places, channel)  # after the setup, which must not depend on them
     if work.checkpoint is not None:
         if work.checkpoint.sync:
             _go_on(config, work, work.checkpoint, inside(places.work, work.checkpoint.path), channel)

@@ -78,7 +78,12 @@ class DataDesk:
     async def page(self, gang: str, index: int, after: str) -> InputPage:
         """Raises NotFound, ObjectError."""
         found = await self._input(gang, index)
-        return await asyncio.to_thread(_page, found, after)
+        try:
+            return await asyncio.to_thread(_page, found, after)
+        except ObjectMissing:
+            if await self._is_output_too(gang, index):
+                return InputPage(files=())  # nothing has been put there yet
+            raise
 
     async def sign(self, gang: str, index: int, path: str) -> Signed:
         """A fresh request for one file of an input. Raises NotFound, ObjectError."""
@@ -128,6 +133,10 @@ class DataDesk:
             await asyncio.to_thread(_bucket(found.place).put, key, data)
         else:
             raise ObjectDenied("a file in pieces goes to this storage directly, and the node does not reach it")
+
+    async def _is_output_too(self, gang: str, index: int) -> bool:
+        task = (await self._store.job((await self._store.attempt_of_gang(gang)).job_id)).task
+        return any(each.target == task.inputs[index].source for each in task.outputs)
 
     async def _input(self, gang: str, index: int) -> Found:
         return await self._open(gang, index, lambda task: [each.source for each in task.inputs])

@@ -26,7 +26,7 @@ from remuda.spec.fields.resources import RESOURCES
 from remuda.spec.fields.setup import SETUP_KIND, Setup
 from remuda.spec.fields.times import SCHEDULE, length_kind
 from remuda.spec.fields.urls import read_source, read_target
-from remuda.spec.fields.volumes import VOLUMES, check_volumes
+from remuda.spec.fields.volumes import VOLUMES, check_path, check_volumes
 from remuda.spec.fields.windows import WINDOW
 from remuda.spec.fields.work import WEBHOOKS, WORK
 from remuda.spec.honoured import NOT_YET
@@ -183,6 +183,7 @@ _WORKDIR_TEXT = Value(words="a folder, or a git URL with @COMMIT", parse=_read_w
 _HERE = text_kind("a full path such as /data/images, or a URL such as s3://bucket/images/", read_source)
 _AWAY = text_kind("a full path such as /data/results, or a URL such as s3://bucket/results/", read_target)
 _THERE = text_kind("a path within the working folder such as data/images", inner_path)
+_SEEN = text_kind("a path within the working folder such as data/images, or a full one", check_path)
 
 
 def _transfers(path: str, help: str, source: Field[str], target: Field[str]) -> Section[Transfer | None]:
@@ -201,7 +202,7 @@ INPUT = _transfers(
     "One thing to copy to each node before the work starts. Of a URL, what ends with / or is no object itself is a "
     "folder. Credentials stay at the control plane; see the guide on data.",
     Field(name="source", kind=_HERE, help="What to copy.", example="source: s3://bucket/images/", required=True),
-    Field(name="target", kind=_THERE, help="Where to.", example="target: data/images", required=True),
+    Field(name="target", kind=_SEEN, help="Where the work sees it.", example="target: data/images", required=True),
 )
 OUTPUT = _transfers(
     "outputs",

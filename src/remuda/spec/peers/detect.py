@@ -21,7 +21,9 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Keys that only our own files have.
-_OURS = _words("nodes env params image limits retry checkpoint tags project work webhooks grace schedule priority")
+_OURS = _words(
+    "nodes env params image limits retry checkpoint tags project work webhooks grace schedule window priority"
+)
 _OUR_NEEDS = _words("gpu accelerator cpu disk spot instance providers regions network max_price")
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(
@@ -69,7 +71,7 @@ def _find_one(node: "Node") -> Dialect:
     if keys & _OURS or inner & _OUR_NEEDS:
         return Dialect.REMUDA
     # Ours are lists.
-    tables = [key for key in ("secrets", "inputs", "outputs") if isinstance(node.get(key), MapNode)]
+    tables = [key for key in ("secrets", "inputs", "outputs", "volumes") if isinstance(node.get(key), MapNode)]
     if keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or tables or _mentions(node):
         return Dialect.SKYPILOT
     return Dialect.REMUDA

@@ -4,7 +4,9 @@ import re
 import shlex
 from datetime import timedelta
 
-from remuda.domain.tasks import Limits, Retry, Task, Workdir
+from remuda.domain.tasks import Limits, Retry, Task, Volume, VolumeKind, Workdir
+from remuda.spec.fields.kinds import Wrong
+from remuda.spec.fields.volumes import check_path
 from remuda.spec.peers.dstack.resources import read_resources
 from remuda.spec.peers.dstack.rules import ENVIRONMENT, TASK, is_set, split_pair
 from remuda.spec.peers.dstack.scalars import read_duration
@@ -36,7 +38,6 @@ _WHY_NOT = {
 }
 _LATER = {
     "groups": "nodes of several kinds in one job do not exist yet",
-    "ports": "a job's ports cannot be reached from outside yet",
     "user": "another user within a container cannot be chosen yet",
     "registry_auth": "credentials of a registry are not passed on yet",
     "nvcc": "name an image that has nvcc",
@@ -52,6 +53,7 @@ _LATER = {
     "backend_options": "there are no such options here",
 }
 _NOTED = {
+    "ports": "they are not brought here by themselves; `remuda forward NAME PORT` brings one",
     "home_dir": "dstack does not read it any more",
     "setup": "dstack does not carry it out any more",
     "single_branch": "the working folder is frozen, not cloned",
@@ -114,6 +116,7 @@ def _translate_run(root: Node, keeper: Keeper) -> Task:
         workdir=_read_workdir(root, keeper),
         env=env,
         secrets=secrets,
+        volumes=_read_volumes(root, keeper),
         limits=Limits(duration=_read_length(root, "max_duration")),
         retry=_read_retry(root, keeper),
         grace=_read_grace(root, keeper),
@@ -197,11 +200,26 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, Mark]]:
 def _keep_files(root: Node, keeper: Keeper) -> None:
     for each in items(child(root, "files")):
         keeper.refuse(each.mark, "files", "single files are not copied; put them below `repos`, which is sent along")
+
+
+def _read_volumes(root: Node, keeper: Keeper) -> tuple[Volume, ...]:
+    found: list[Volume] = []
     for each in items(child(root, "volumes")):
-        if flag_at(each, "optional"):
-            keeper.note(each.mark, "volumes", "it is optional, and no volumes are attached yet")
+        if isinstance(each, ScalarNode):
+            source, _, path = as_text(each).partition(":")
         else:
-            keeper.refuse(each.mark, "volumes", "volumes are not attached yet")
+            source, path = text_at(each, "name") or text_at(each, "instance_path") or "", text_at(each, "path") or ""
+        kind = VolumeKind.HOST if source.startswith("/") else VolumeKind.NAMED
+        if flag_at(each, "optional"):
+            keeper.note(each.mark, "volumes", "it is optional, and not attached: nobody knows whether a place has it")
+            continue
+        try:
+            if not source or "${{" in source:
+                raise Wrong(f"one name for all nodes is needed, not {source or 'a list'}")
+            found.append(Volume(kind=kind, source=source, path=check_path(path)))
+        except Wrong as error:
+            keeper.refuse(each.mark, "volumes", f"it cannot be attached: {error}")
+    return tuple(found)
 
 
 def _read_workdir(root: Node, keeper: Keeper) -> Workdir | None:

@@ -15,6 +15,7 @@ from remuda.spec.tree import MapNode, Node, ScalarNode
 
 # Keys whose absence changes nothing that the work does -> why.
 _NOTED = {
+    "ports": "they are not opened to the world; `remuda forward NAME PORT` brings one of them here",
     "network_tier": "a preference; Remuda takes the network that the place has",
     "autostop": "nodes are given back when the job ends, always",
     "ephemeral_storage": "SkyPilot does not read it any more",
@@ -24,7 +25,6 @@ _NOTED = {
 }
 _REFUSED = {
     "zone": "zones are chosen by price and capacity; name the region only",
-    "ports": "a job's ports cannot be reached from outside yet",
     "volumes": "volumes are not attached yet",
     "local_disk": "a local disk cannot be asked for yet",
     "priority_class": "a Kubernetes priority class is not passed on yet",

@@ -7,6 +7,7 @@ from remuda.domain.tasks import Task, Workdir
 from remuda.spec.peers.kept import Keeper, Translation
 from remuda.spec.peers.reading import as_text, child, entries, int_at, items, mark_of, text_at
 from remuda.spec.peers.shapes import is_null
+from remuda.spec.peers.skypilot.mounts import read_mounts
 from remuda.spec.peers.skypilot.needs import unalias
 from remuda.spec.peers.skypilot.resources import read_wish
 from remuda.spec.peers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
@@ -18,8 +19,6 @@ KIND = "SkyPilot"
 _LATER = {
     "service": "services are not served yet",
     "pool": "pools of warm workers do not exist yet",
-    "volumes": "volumes are not attached yet",
-    "volume_mounts": "volumes are not attached yet",
     "file_mounts_mapping": "it is for SkyPilot itself",
     "config": "SkyPilot's settings mean nothing here",
     "event_callback": "nothing is called at each change of state; `webhooks` of a Remuda file are called at its end",
@@ -30,7 +29,6 @@ _NOTED = {
     "api_server_access": "there is no SkyPilot server to reach",
     "_metadata": "it is for SkyPilot itself",
 }
-_CLOUD_URL = re.compile(r"[a-z0-9+.-]+://", re.IGNORECASE)
 
 
 def translate(documents: Sequence[Node], notes: Notes) -> Translation:
@@ -123,7 +121,7 @@ def _translate_task(table: Node, header: Node | None, number: int, keeper: Keepe
             keeper.refuse(key.mark, key.text, "it belongs to a job group")
     wish = read_wish(child(table, "resources"), keeper)
     env, secrets = _read_variables(table, keeper)
-    _keep_mounts(table, keeper)
+    mounts = read_mounts(table, keeper)
     run = text_at(table, "run")
     if not (run or "").strip():
         reason = "there is nothing to run, and a node that only waits for a login is not kept"
@@ -140,6 +138,9 @@ def _translate_task(table: Node, header: Node | None, number: int, keeper: Keepe
         workdir=_read_workdir(table, env, keeper),
         env=env,
         secrets=secrets,
+        inputs=mounts.inputs,
+        outputs=mounts.outputs,
+        volumes=mounts.volumes,
         retry=wish.retry,
     )
 
@@ -202,15 +203,6 @@ def _want_secret(name: str, key: str, mark: Mark, secrets: list[str], keeper: Ke
         return
     keeper.note(mark, key, f"its value comes from `remuda secret set {name}`")
     secrets.append(name)
-
-
-def _keep_mounts(table: Node, keeper: Keeper) -> None:
-    for key, value in entries(child(table, "file_mounts")):
-        source = as_text(value) if isinstance(value, ScalarNode) else text_at(value, "source") or text_at(value, "name")
-        what = "a bucket" if _CLOUD_URL.match(source or "") or not isinstance(value, ScalarNode) else "a local path"
-        hint = "put it below `workdir`" if what == "a local path" else "fetch it in `setup` or `run`"
-        reason = f"{what} ({source}) is not put at {key.text} yet; {hint}"
-        keeper.refuse(key.mark, f"file_mounts.{key.text}", reason)
 
 
 def _read_workdir(table: Node, env: dict[str, str], keeper: Keeper) -> Workdir | None:

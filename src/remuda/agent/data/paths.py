@@ -1,0 +1,74 @@
+"""Where inputs and outputs really lie: within the working folder, or beside it and seen under a full path."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ..work.environment import write_whole
+from ..work.folder import CannotBuild, inside
+from .mounts import link
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Work
+    from ..work.environment import Places
+
+
+def is_full(path: str) -> bool:
+    return path.startswith(("/", "~/"))
+
+
+def find_input(places: Places, index: int, target: str) -> str:
+    """Where an input is copied to. Raises CannotBuild."""
+    if not is_full(target):
+        return inside(places.work, target)
+    os.makedirs(f"{places.home}/inputs", mode=0o700, exist_ok=True)
+    return f"{places.home}/inputs/{index}"
+
+
+def link_input(path: str, target: str) -> None:
+    """Let work without a container see it under its full path. Raises CannotBuild."""
+    if is_full(target):
+        link(path, os.path.expanduser(target))
+
+
+def list_input_binds(work: Work, places: Places) -> list[str]:
+    """The inputs with full paths, as engines bind them. Raises CannotBuild."""
+    binds = []
+    for index, (_, target) in enumerate(work.inputs):
+        if target.startswith("~/"):
+            raise CannotBuild(f"the input {target} lies in the home folder, and an image has one of its own")
+        if is_full(target):
+            binds.append(f"{places.home}/inputs/{index}:{target}")
+    return binds
+
+
+def find_output(places: Places, work: Work, source: str, target: str) -> tuple[str, dict[str, list[int]]]:
+    """Where an output lies, and which of its files are at the target already, with size and time."""
+    for index, (far, seen) in enumerate(work.inputs):
+        if seen == source and is_full(source):
+            return f"{places.home}/inputs/{index}", recall(places, index) if far == target else {}
+    for index, (far, seen) in enumerate(work.inputs):
+        if seen == source and far == target:
+            return inside(places.work, source), recall(places, index)
+    return (source if is_full(source) else inside(places.work, source)), {}
+
+
+def remember(places: Places, index: int, path: str) -> None:
+    """Write down what was brought, so that what the work leaves as it is need not be sent back."""
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            seen = os.stat(os.path.join(folder, name))
+            found[os.path.relpath(os.path.join(folder, name), path)] = [seen.st_size, seen.st_mtime_ns]
+    write_whole(f"{places.home}/brought-{index}.json", json.dumps(found))
+
+
+def recall(places: Places, index: int) -> dict[str, list[int]]:
+    try:
+        with open(f"{places.home}/brought-{index}.json", encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
