@@ -8,6 +8,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,11 @@ class NodeFiles(asyncssh.SFTPServer):
     async def _do(self, op: str, **fields: Any) -> dict[str, object]:
         said, _ = await self._tunnel.call(op, **fields)
         return said
+
+    def exit(self) -> None:
+        """The client is done, and wants to hear that all was well."""
+        with suppress(OSError):
+            self.channel.exit(0)
 
     async def open(self, path: bytes, pflags: int, attrs: asyncssh.SFTPAttrs) -> object:
         reads, writes = bool(pflags & asyncssh.FXF_READ), bool(pflags & asyncssh.FXF_WRITE)

@@ -96,7 +96,7 @@ def _raw(terminal: int) -> Iterator[None]:
 
     before = termios.tcgetattr(terminal)
     try:
-        tty.setraw(terminal)
+        tty.setraw(terminal, termios.TCSADRAIN)  # what was typed already is for the node
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)

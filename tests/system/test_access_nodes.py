@@ -1,0 +1,273 @@
+"""Reaching into nodes: shells with a terminal, copies, forwarded ports, and plain ssh, scp and sftp; all of it real."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.server_home import home_at, kill_server, wait_until
+
+from remuda.client import Client, connect
+
+pytestmark = pytest.mark.system
+REMUDA = [sys.executable, "-P", "-c", "from remuda.cli.main import main; main()"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HOME", str(tmp_path))  # for ~/.ssh
+    with home_at(tmp_path / "home") as folder:
+        yield folder
+        with connect() as client:
+            client.down()
+            wait_until(lambda: not client.nodes())
+
+
+@pytest.fixture
+def client(home: Path) -> Iterator[Client]:
+    with connect() as client:
+        client.submit("{name: box, run: 'exec sleep 1000', env: {COLOUR: bay}}")
+        wait_until(lambda: client.job("default", "box").phase == "running")
+        yield client
+
+
+def remuda(*words: str, stdin: bytes = b"", seconds: float = 40) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run([*REMUDA, *words], input=stdin, capture_output=True, timeout=seconds)
+
+
+class Terminal:
+    """A user's terminal with a command in it."""
+
+    def __init__(self, *words: str) -> None:
+        self.said = b""
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "xterm"
+            os.execvp(REMUDA[0], [*REMUDA, *words])
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.file, keys)
+
+    def expect(self, pattern: bytes, seconds: float = 20) -> None:
+        until = time.monotonic() + seconds
+        while not re.search(pattern, self.said):
+            assert time.monotonic() < until, self.said
+            if select.select([self.file], [], [], 0.2)[0]:
+                try:
+                    self.said += os.read(self.file, 65536)
+                except OSError:
+                    break
+        assert re.search(pattern, self.said), self.said
+        self.said = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def exit_code(self) -> int:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.file)
+                return os.waitstatus_to_exitcode(status)
+            if select.select([self.file], [], [], 0.1)[0]:
+                try:
+                    os.read(self.file, 65536)
+                except OSError:
+                    time.sleep(0.05)
+        os.kill(self.pid, signal.SIGKILL)
+        raise AssertionError("it did not end")
+
+
+def test_commands_have_input_errors_and_exit_codes_of_their_own(client: Client) -> None:
+    done = remuda("ssh", "box", "--", 'echo "$COLOUR $REMUDA_JOB"; cat; echo bad >&2; exit 7', stdin=b"given\n")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"bay box\ngiven\n", b"bad\n")
+    assert remuda("ssh", "box:0", "kill -9 $$").returncode == 137
+    assert remuda("exec", "box:0", "--", "sh", "-c", "exit 3").returncode == 3
+    large = os.urandom(3 << 20)
+    assert remuda("ssh", "box", "cat", stdin=large).stdout == large  # more than any window, both ways
+    missing = remuda("ssh", "box:1", "true")
+    assert missing.returncode == 1
+    assert b"rank 1 of box does not run" in missing.stderr
+    assert [event.text for event in client.events("default", "box").events if event.kind == "access"][:2] == [
+        "a user opened a line to it",
+        "a user opened a line to it",
+    ]
+
+
+def test_a_shell_has_a_terminal_that_resizes_and_interrupts(client: Client) -> None:
+    terminal = Terminal("ssh", "box")
+    terminal.type(b"stty -echo; PS1=; tty; echo term=$TERM\n")
+    terminal.expect(rb"/dev/pts/\d+\s+term=xterm")
+    terminal.resize(33, 111)
+    terminal.type(b"sleep 0.5; stty size\n")
+    terminal.expect(rb"33 111")
+    terminal.type(b"echo on; sleep 100; echo never\n")
+    terminal.expect(rb"on")
+    terminal.type(b"\x03")
+    terminal.type(b"echo code=$?\n")
+    terminal.expect(rb"code=130")
+    terminal.type(b"exit 9\n")
+    assert terminal.exit_code() == 9
+
+
+def test_copies_are_whole_and_go_on_where_they_broke_off(client: Client, tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    (source / "inner").mkdir(parents=True)
+    (source / "inner/größe").write_bytes(os.urandom(700_000))
+    (source / "run.sh").write_text("#!/bin/sh\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "link").symlink_to("run.sh")
+    assert remuda("cp", str(source), "box:there").returncode == 0
+    work = next((tmp_path / "home/providers/local/gangs").glob("*/0/work"))
+    assert (work / "there/inner/größe").read_bytes() == (source / "inner/größe").read_bytes()
+    assert os.readlink(work / "there/link") == "run.sh"
+    done = remuda("cp", "box:0:there", str(tmp_path / "back"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "back/run.sh").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "back/run.sh").stat().st_mtime == (source / "run.sh").stat().st_mtime
+    assert (tmp_path / "back/inner/größe").read_bytes() == (source / "inner/größe").read_bytes()
+
+    large, part = os.urandom(2_000_000), work / "large.remuda-part"
+    (tmp_path / "large").write_bytes(large)
+    part.write_bytes(large[:1_500_000])
+    kept = part.stat().st_ino
+    assert remuda("cp", str(tmp_path / "large"), "box:large").returncode == 0
+    assert (work / "large").read_bytes() == large
+    assert (work / "large").stat().st_ino == kept  # it went on in the same file
+    (tmp_path / "again.remuda-part").write_bytes(b"x" * 1000)  # the start of something else
+    assert remuda("cp", "box:large", str(tmp_path / "again")).returncode == 0
+    assert (tmp_path / "again").read_bytes() == large
+    assert not list(tmp_path.glob("*.remuda-part"))
+    missing = remuda("cp", "box:nothing", str(tmp_path))
+    assert missing.returncode == 255
+    assert b"No such file" in missing.stderr
+
+
+def echo_server() -> tuple[socket.socket, int]:
+    """Answers what it hears in capitals, after its peer has said all."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = server.accept()
+            except OSError:
+                return
+            with peer:
+                said = b""
+                while data := peer.recv(65536):
+                    said += data
+                peer.sendall(said.upper())
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server, server.getsockname()[1]
+
+
+def talk(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as peer:
+        peer.sendall(data)
+        peer.shutdown(socket.SHUT_WR)
+        said = b""
+        while part := peer.recv(65536):
+            said += part
+    return said
+
+
+@pytest.mark.parametrize("way", [[], ["-R"]], ids=["here", "there"])
+def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
+    server, port = echo_server()
+    ports = f"0:{port}" if not way else f"{port}:{free_port()}"
+    forward = subprocess.Popen([*REMUDA, "forward", "box", ports, *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert forward.stdout is not None
+    assert forward.stderr is not None
+    try:
+        line = forward.stdout.readline().decode()
+        found = re.search(r"127.0.0.1:(\d+) leads" if not way else r"port (\d+) leads", line)
+        assert found is not None, line
+        there = int(found.group(1))
+        large = b"abc" * 700_000
+        assert talk(there, large) == large.upper()
+        assert talk(there, b"again") == b"AGAIN"
+        server.shutdown(socket.SHUT_RDWR)  # which also wakes who waits in it
+        server.close()
+        assert talk(there, b"nobody") == b""
+    finally:
+        forward.send_signal(signal.SIGINT)
+        assert forward.wait(20) in (0, -signal.SIGINT, 1)
+        forward.stdout.close()
+        forward.stderr.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> None:
+    pytest.importorskip("asyncssh")
+    for program in ("ssh", "scp", "sftp"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} here: apt-get install openssh-client")
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    (tmp_path / ".ssh/config").write_text("Host other\n  User me\n")
+    assert remuda("ssh", "--setup").returncode == 0
+    assert (tmp_path / ".ssh/config").read_text().startswith("Include config.d/remuda\n")
+    assert remuda("ssh", "--setup").returncode == 0
+    assert (tmp_path / ".ssh/config").read_text().count("Include") == 1
+    file = ["-F", str(tmp_path / ".ssh/config.d/remuda")]
+
+    def plain(*words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run([words[0], *file, *words[1:]], input=stdin, capture_output=True, timeout=40)
+
+    done = plain("ssh", "box", "cat; echo $COLOUR; exit 6", stdin=b"in\n")
+    assert (done.returncode, done.stdout) == (6, b"in\nbay\n"), done.stderr
+    assert b"/dev/pts/" in plain("ssh", "-tt", "box.remuda", "tty").stdout
+    data = os.urandom(1_000_000)
+    (tmp_path / "one").write_bytes(data)
+    done = plain("scp", str(tmp_path / "one"), "box:two")
+    assert done.returncode == 0, done.stderr
+    batch = f"mkdir d\nrename two d/three\nget d/three {tmp_path}/3\n"
+    done = plain("sftp", "-q", "-b", "-", "box", stdin=batch.encode())
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "3").read_bytes() == data
+    assert plain("ssh", "box", "ls d").stdout == b"three\n"
+    _, port = echo_server()
+    assert plain("ssh", "-W", f"127.0.0.1:{port}", "box", stdin=b"through").stdout == b"THROUGH"
+
+
+def test_a_line_ends_with_its_user_its_job_and_its_server(client: Client, home: Path, tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    line = f"trap 'touch {left}; exit' HUP; echo on; while :; do sleep 0.1; done"
+    user = subprocess.Popen([*REMUDA, "ssh", "box", line], stdout=subprocess.PIPE)
+    assert user.stdout is not None
+    assert user.stdout.readline() == b"on\n"
+    user.send_signal(signal.SIGHUP)
+    wait_until(left.exists)
+    user.wait(20)
+    user.stdout.close()
+
+    pipe = subprocess.PIPE
+    user = subprocess.Popen([*REMUDA, "ssh", "box", "echo on; sleep 1000"], stdout=pipe, stderr=pipe)
+    assert user.stdout is not None
+    assert user.stderr is not None
+    assert user.stdout.readline() == b"on\n"
+    client.stop("default", "box")
+    assert user.wait(40) == 255
+    assert b"hint" in user.stderr.read()
+    user.stdout.close()
+    user.stderr.close()
+    kill_server(home)
