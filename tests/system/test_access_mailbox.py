@@ -1,0 +1,37 @@
+"""Reaching into nodes that reach nobody: the line goes through a folder on a shared file system."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract import pbs_stand_in
+from tests.system.test_slurm_jobs import SMALL
+from tests.system.trust import User, user_at
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        user.variables.update(pbs_stand_in.install(tmp_path / "pbs"))
+        user.settings(f'[providers.local]\nenabled = false\n[providers.pbs]\nfolder = "{user.root}/shared"\n')
+        yield user
+        with pbs_stand_in.cluster(tmp_path / "pbs") as state:
+            running = [number for number, job in state["jobs"].items() if job["state"] in ("Q", "R", "E")]
+        for number in running:
+            pbs_stand_in.end_all(number)
+
+
+def test_a_command_and_copies_reach_the_second_rank_by_mail(user: User) -> None:
+    user.submit(f"name: far\nnodes: 2\n{SMALL}\nrun: exec sleep 600")
+    user.wait("far", "running")
+    assert user.cli("ssh", "far:1", "--", "echo rank $REMUDA_RANK; exit 4", code=4) == "rank 1\n"
+    data = os.urandom(600_000)
+    (user.work / "data").write_bytes(data)
+    user.cli("cp", str(user.work / "data"), "far:1:there")
+    user.cli("cp", "far:1:there", str(user.work / "back"))
+    assert (user.work / "back").read_bytes() == data
+    user.cli("stop", "far")
+    user.ended("far")
