@@ -24,6 +24,9 @@ check: setup-dev ## lint, types, import contracts, sizes
 	@.venv/bin/lint-imports --no-cache
 	@.venv/bin/python scripts/check_sizes.py
 
+stories: setup-dev ## play 1,000 random stories about deadlines and budgets (about ten minutes)
+	@.venv/bin/python scripts/stories.py $(ARGS)
+
 docs: setup-dev ## write the generated reference pages again
 	@.venv/bin/python scripts/docs/generate.py
 
@@ -36,4 +39,4 @@ bench: setup-dev ## run every benchmark and print its table
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo test check docs picture bench clean
+.PHONY: help setup setup-dev demo test check stories docs picture bench clean

@@ -1,0 +1,48 @@
+"""Play random stories of `tests/sim/dice.py` on all cores; called by `make stories`."""
+
+import argparse
+import logging
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+def play(number: int) -> tuple[int, str, Counter[str]]:
+    """One story: its number, what was wrong, and how its jobs ended."""
+    from tests.sim.dice import play_number
+
+    logging.disable(logging.CRITICAL)
+    try:
+        ending = play_number(number)
+    except Exception as error:  # noqa: BLE001 - a story that breaks anything is a finding
+        return number, f"{type(error).__name__}: {error}", Counter()
+    ends = Counter(str(tale.job.phase) for tale in ending.tales)
+    ends["attempts"] = sum(len(tale.attempts) for tale in ending.tales)
+    return number, "", ends
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int)
+    given = parser.parse_args()
+    totals: Counter[str] = Counter()
+    wrong = 0
+    with ProcessPoolExecutor(given.processes) as pool:
+        numbers = range(given.first, given.first + given.count)
+        for number, problem, ends in pool.map(play, numbers, chunksize=5):
+            totals += ends
+            if problem:
+                wrong += 1
+                print(f"story {number}: {problem}", flush=True)
+    told = ", ".join(f"{count} {name}" for name, count in sorted(totals.items()))
+    print(f"{given.count} stories, {wrong} wrong; {told}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
