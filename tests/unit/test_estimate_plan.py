@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from remuda.cli.bench import keep, make_text, read_rate
 from remuda.cli.main import cli
-from remuda.cli.profiles import find_model, list_models
+from remuda.cli.profiles import find_model, list_models, text_with_rates
 from remuda.cli.session import Failure
 from remuda.planner.estimate.devices import device_of
 from remuda.planner.estimate.memory import estimate_memory
@@ -20,6 +21,7 @@ from remuda.planner.estimate.roofline import estimate_step
 from remuda.planner.estimate.settings import Run
 from remuda.planner.estimate.table import correct_rates, device_key, estimate_on, list_devices, make_rates
 from remuda.planner.estimate.transfer import Measured, carry
+from remuda.spec import load_task
 
 H200 = device_of("H200")
 A100 = device_of("A100-80GB")
@@ -257,6 +259,23 @@ def test_plan_says_where_a_profile_is_missing_or_no_profile(tmp_path: Path) -> N
     code, out = run("plan", file)
     assert code == 2
     assert "neither" in out
+
+
+def test_what_is_submitted_carries_the_rates(tmp_path: Path) -> None:
+    import yaml
+
+    (tmp_path / "work.json").write_text(json.dumps(small()))
+    file = Path(task(tmp_path, "{samples: 1e7, profile: work.json, rates: {L4: 77}}"))
+    loaded = load_task(str(file), {}, now=datetime(2026, 1, 1, tzinfo=UTC))
+    made = yaml.safe_load(text_with_rates(loaded.text, loaded.task, tmp_path))
+    assert "profile" not in made["work"]
+    assert made["work"]["rates"]["L4"] == 77
+    assert made["work"]["rates"]["H200-141GB:1"] > made["work"]["rates"]["A100-80GB:1"]
+    assert {key.partition(":")[2] for key in made["work"]["rates"]} == {"1", ""}
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(made))
+    again = load_task(str(tmp_path / "again.yaml"), {}, now=datetime(2026, 1, 1, tzinfo=UTC))
+    assert again.task.work is not None
+    assert again.task.work.rates == made["work"]["rates"]
 
 
 # bench

@@ -79,16 +79,36 @@ def with_rates(task: "Task", folder: Path) -> "Task":
     if work is None or work.profile is None:
         return task
     from remuda.planner.estimate.settings import Run
-    from remuda.planner.estimate.table import correct_rates, make_rates
+    from remuda.planner.estimate.table import COUNTS, correct_rates, make_rates
 
     data = read_file(folder / work.profile)
     run = Run(**data.get("run", {}))
-    rates = make_rates(read(data, work.profile), run) if "ops" in data else {}
+    needs = task.resources.accelerators
+    counts = [
+        count for count in COUNTS
+        if not needs or any(need.count_min <= count <= (need.count_max or need.count_min) for need in needs)
+    ]  # fmt: skip
+    rates = make_rates(read(data, work.profile), run, counts) if "ops" in data else {}
     if data.get("measured"):
-        rates = correct_rates(rates, data["measured"], run.precision or "bf16")
+        rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
     if not rates:
         raise Failure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
     return replace(task, work=replace(work, rates={**rates, **work.rates}))
+
+
+def text_with_rates(text: str, task: "Task", folder: Path) -> str:
+    """The task file with the rates that its profile gives written into it, so that a server knows them too."""
+    if task.work is None or task.work.profile is None:
+        return text
+    import yaml
+
+    full = with_rates(task, folder).work
+    data = yaml.safe_load(text)
+    if full is None or not isinstance(data, dict) or not isinstance(data.get("work"), dict):
+        return text
+    rates = {name: float(f"{rate:.4g}") for name, rate in full.rates.items()}
+    kept = {name: value for name, value in data["work"].items() if name != "profile"}
+    return str(yaml.safe_dump({**data, "work": {**kept, "rates": rates}}, sort_keys=False))
 
 
 @cache

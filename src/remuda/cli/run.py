@@ -60,6 +60,7 @@ def _submit(
 ) -> "Submitted":
     from dataclasses import replace
 
+    from remuda.cli.profiles import text_with_rates
     from remuda.cli.submission import submit, upload_folder
     from remuda.client import ApiError
     from remuda.spec.origin import capture
@@ -74,7 +75,7 @@ def _submit(
     try:
         return submit(
             client,
-            loaded.text,
+            text_with_rates(loaded.text, task, loaded.folder),
             path=file,
             params=params,
             project=project,

@@ -1,0 +1,59 @@
+"""`remuda bench` measures a script through a real job, and plan uses what it measured."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.system.server_home import home_at
+
+from remuda.cli.main import cli
+
+pytestmark = pytest.mark.system
+
+SCRIPT = """
+import json, time
+done, rate = 0, 400.0
+begin = time.monotonic()
+while True:
+    time.sleep(0.05)
+    done = int((time.monotonic() - begin) * rate)
+    print("REMUDA_PROGRESS " + json.dumps({"done": done}), flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    work = tmp_path / "w"
+    work.mkdir()
+    (work / "s.py").write_text(SCRIPT)
+    (work / "task.yaml").write_text(
+        "name: toy\nrun: python3 s.py\nworkdir: .\nwork: {samples: 4e5, profile: work.json}\n"
+        "resources: {providers: [local]}\n"
+    )
+    with home_at(tmp_path / "home"):
+        yield work
+
+
+def test_a_minute_of_the_users_script_is_measured(folder: Path) -> None:
+    file = str(folder / "task.yaml")
+    done = CliRunner().invoke(cli, ["bench", file, "--seconds", "3", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    kept = json.loads((folder / "work.json").read_text())["measured"]
+    assert kept["cpu"] == pytest.approx(400, rel=0.5)  # the clocks of two busy processes, half a second apart
+    planned = CliRunner().invoke(cli, ["plan", file, "--here", "-o", "json"])
+    assert planned.exit_code == 0, planned.output
+    assert json.loads(planned.stdout)["placements"][0]["run_time_s"] == pytest.approx(4e5 / kept["cpu"], rel=1e-3)
+    jobs = CliRunner().invoke(cli, ["ps", "--all", "-o", "json"])
+    assert [job["phase"] for job in json.loads(jobs.stdout) if job["name"].startswith("bench-toy")] in (
+        ["stopping"],
+        ["stopped"],
+    )
+
+
+def test_a_script_that_says_nothing_is_told(folder: Path) -> None:
+    (folder / "s.py").write_text("print('hello')\n")
+    done = CliRunner().invoke(cli, ["bench", str(folder / "task.yaml"), "--seconds", "3"])
+    assert done.exit_code == 1
+    assert "reported progress" in done.output
