@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,3 +160,25 @@ def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_awa
         bare.mend()
         wait_until(lambda: "sleep 1000" not in bare.run("ps"), 60)
         assert not client.machines()
+
+
+def test_a_shell_and_copies_reach_a_machine_that_nobody_can_call(ranch: Ranch) -> None:
+    def remuda(*words: str) -> "subprocess.CompletedProcess[bytes]":
+        main = "from remuda.cli.main import main; main()"
+        return subprocess.run([sys.executable, "-P", "-c", main, *words], capture_output=True, timeout=60)
+
+    with connect() as client:
+        (host,) = ranch.lab.hosts
+        ranch.join(client, host)
+        client.submit("{name: far, run: 'exec sleep 1000'}")
+        wait_until(lambda: phase(client, "far") == "running")
+        done = remuda("ssh", "far", "hostname; exit 5")
+        assert (done.returncode, done.stdout) == (5, b"h1\n"), done.stderr
+        data = os.urandom(400_000)
+        (ranch.home / "data").write_bytes(data)
+        assert remuda("cp", str(ranch.home / "data"), "far:there").returncode == 0
+        assert remuda("cp", "far:there", str(ranch.home / "back")).returncode == 0
+        assert (ranch.home / "back").read_bytes() == data
+        assert b"joined: h1 (up)" in remuda("nodes").stdout
+        client.stop("default", "far")
+        wait_until(lambda: phase(client, "far") == "stopped")

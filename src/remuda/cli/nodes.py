@@ -31,5 +31,8 @@ def command(project: str | None, output: str) -> None:
     ]
     with session() as client:
         rows = client.nodes(project)
+        machines = client.machines() if output == "table" else []
     cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
     rows_out(columns, cells, output, empty="nothing runs and nothing bills")
+    if machines:
+        click.echo(f"joined: {', '.join(f'{each.name} ({each.state})' for each in machines)}")
