@@ -41,6 +41,7 @@ class AttemptView:
     listening_since: datetime  # silence of an agent from before we listened says nothing
     asked: bool = False  # the launch was asked for, by us, and no look has answered since
     removed_at: datetime | None = None  # when we last asked for the removal
+    unsure: bool = False  # an earlier request to launch was never answered: it may still have an effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,10 +308,11 @@ def _taken_at(view: AttemptView) -> datetime | None:
 def _surely_absent(view: AttemptView) -> bool:
     """Two looks agree, so far apart that a gang which the place has would have shown in between.
 
-    One look is enough where the place said itself that it launched nothing.
+    One look is enough where the place said itself that it launched nothing, to the only request there was.
     """
     attempt = view.attempt
-    if attempt.outcome in (Outcome.CAPACITY, Outcome.REFUSED) and attempt.launched_at is None:
+    said_so = attempt.outcome in (Outcome.CAPACITY, Outcome.REFUSED) and attempt.launched_at is None
+    if said_so and not view.unsure:
         return attempt.missed_looks >= 1
     return attempt.missed_looks >= 2
 

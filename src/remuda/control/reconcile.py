@@ -50,6 +50,7 @@ class _Memory:
     seen: Seen = Look.UNKNOWN
     looked_at: datetime | None = None
     doubt: bool = False  # a launch may have been made that no row tells of
+    unsure: bool = False  # a request to launch was never answered
     fresh: bool = False  # the last look is newer than the last thing asked for
     told: GangSeen | None = None  # the last look that found it
     told_at: datetime | None = None
@@ -287,6 +288,7 @@ class JobReconciler:
             listening_since=self._started_at,
             asked=memory.doubt,
             removed_at=memory.removed_at,
+            unsure=memory.unsure,
         )
 
     async def _launch(self, scene: Scene, attempt: Attempt) -> None:
@@ -301,6 +303,7 @@ class JobReconciler:
         except Refused as error:
             await self._end(scene, attempt, Outcome.REFUSED, f"{attempt.offer.provider} refused: {error}")
         except TryAgain:
+            memory.unsure = True
             memory.looked_at = self._clock.now()  # the next look waits a little: the answer may be on its way
         else:
             memory.doubt = False
@@ -445,7 +448,7 @@ class JobReconciler:
         known = self._memory.get(attempt.gang)
         if known is None:
             doubt = attempt.created_at < self._started_at
-            known = self._memory[attempt.gang] = _Memory(doubt=doubt)
+            known = self._memory[attempt.gang] = _Memory(doubt=doubt, unsure=doubt)
         return known
 
     def _accrue(self, scene: Scene, now: datetime) -> None:
