@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.agent.data import fetch, send, web
+from remuda.agent.data import fetch, send, stream, web
 from remuda.agent.data.web import CannotMove
 from remuda.agent.work.folder import CannotBuild
 
@@ -222,3 +222,40 @@ def test_parts_are_sent_again_and_then_completed(
 def test_an_output_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CannotMove, match="does not exist"):
         send.send_output(None, 0, str(tmp_path / "none"), "s3://x/y", print, {})  # type: ignore[arg-type]  # as above
+
+
+def read_stream(monkeypatch: pytest.MonkeyPatch, desk: Desk, tmp_path: Path, size: int = len(DATA)) -> bytes:
+    """What comes through the pipe, to its end or up to `size` bytes."""
+    pipe = tmp_path / "in" / "pipe"
+    stream.make_pipe(str(pipe))
+    monkeypatch.setattr(stream, "Desk", desk)
+    made = stream.Stream(None, 0, "s3://x/y", str(pipe), -1)  # type: ignore[arg-type]  # as above
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    with pipe.open("rb") as file:
+        got = file.read(size)
+        if size == len(DATA):
+            assert file.read() == b""
+    thread.join(20)
+    assert not thread.is_alive()
+    return got
+
+
+def test_a_stream_goes_on_after_breaks(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.faults = ["break", "503", "403", "break"]
+    assert read_stream(monkeypatch, Desk(storage), tmp_path) == DATA
+    assert storage.seen[-1].startswith("/object?fresh ")
+
+
+def test_a_stream_comes_through_the_control_plane(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(storage, signed={"method": "GET", "url": "http://127.0.0.1:1/none", "headers": {}})
+    assert read_stream(monkeypatch, desk, tmp_path) == DATA
+    assert storage.seen == []
+
+
+def test_who_reads_only_the_beginning_ends_the_stream(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_stream(monkeypatch, Desk(storage), tmp_path, 1000) == DATA[:1000]

@@ -1,5 +1,6 @@
 """Inputs and outputs of real jobs on real storages; the keys stay at the server."""
 
+import hashlib
 import json
 import os
 import random
@@ -147,6 +148,35 @@ run: |
         phase, told = run_to_end(client, text.replace("seen/in:", "seen/taken:"))
         assert phase == "failed"
         assert "something else is there" in told
+
+
+def test_streams(home: Path) -> None:
+    keys = start_google()
+    place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
+    assert isinstance(place, Bucket)
+    place.put("shards/1", b"one " * 1000)
+    place.put("shards/2", LARGE)
+    with connect() as client:
+        for name, value in keys.items():
+            client.put_secret("default", name, value)
+        task = {
+            "name": "streams",
+            "run": "test -p all; cat all | md5sum; head -c 4 some; echo",
+            "inputs": [
+                {"source": "gs://data/shards/", "target": "all", "mode": "stream"},
+                {"source": "gs://data/shards/1", "target": "some", "mode": "stream"},
+            ],
+        }
+        phase, told = run_to_end(client, json.dumps(task))
+        assert phase == "done", told
+        assert hashlib.md5(b"one " * 1000 + LARGE).hexdigest() in told
+        assert told.endswith("one \n")
+        assert "input gs://data/shards/: 2 files, 32.0 MiB in " in told
+        phase, told = run_to_end(client, json.dumps({**task, "name": "none", "inputs": [
+            {"source": "gs://data/nothing", "target": "all", "mode": "stream"}
+        ]}))  # fmt: skip
+        assert phase == "failed"
+        assert "the input gs://data/nothing breaks off: there is nothing at nothing" in told
 
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,6 +280,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "ftp:// is not known"),
         ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
         ("inputs: [{source: /data, target: /etc}]", "2:34", "is the system's"),
+        ("inputs: [{source: /data, target: x, mode: stream}]", "2:37", "only what comes from a URL"),
         ("inputs: [{from: /data, target: x}]", "2:11", "write `source`"),
         ("commands: [a]  # run:", "1:1", "write `run: |`"),
         ("inputs: /data", "2:9", "where a list was expected"),
@@ -357,6 +358,8 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         beside = {"flops": 1}
     if path == "params.NAME" and name in ("choices", "default"):
         beside = {"type": "str", "default": "adam"} if name == "choices" else {}
+    if name == "mode":
+        beside = {"source": "s3://b/x", "target": "x"}
     if path == "image":
         beside = (
             {"name": "a"} if name == "login" else {"build": "."} if name in ("dockerfile", "target", "args") else {}

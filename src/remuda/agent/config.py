@@ -278,6 +278,9 @@ class Work:
         self.git_commit = git.text_or_none("commit") if git else None
         self.checkpoint = Checkpoint(checkpoint) if checkpoint else None
         self.inputs = [(item.text("source"), item.text("target")) for item in fields.inners("inputs")]
+        self.streams = [
+            index for index, item in enumerate(fields.inners("inputs")) if item.text("mode", "copy") == "stream"
+        ]
         self.outputs = [(item.text("source"), item.text("target")) for item in fields.inners("outputs")]
         self.volumes = [Volume(item) for item in fields.inners("volumes")]
         self.grace_s = fields.number("grace_s", 10)

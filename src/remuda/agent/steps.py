@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from .config import Config, Work
+    from .data.pipes import Streams
     from .loop import Loop
     from .saver import Saver
     from .work.environment import Places
@@ -52,6 +53,7 @@ class Steps:
         self._running = False  # and the owner has been told
         self._group: str | None = None
         self._gpus: Process | None = None
+        self._streams: Streams | None = None
         self._channel = -1
         self._lines = b""
         self.saver: Saver | None = None  # where checkpoints are handed over
@@ -107,6 +109,11 @@ class Steps:
                 self._loop, self._config, folder, self._lock, every_s=checkpoint.every_s, say=self._owner.say
             )
         try:
+            if work.streams:
+                from .data.pipes import Streams
+
+                self._streams = Streams(self._loop, self._config, self._places, self._lock, work)
+                self._streams.start(self._owner.say, self.kill)
             self._run(work, env)
         except OSError as error:  # a full disk, or no more processes
             self._owner.failed("node", None, f"this node cannot start the work: {error}")
@@ -244,6 +251,8 @@ class Steps:
             self._watch = None
         if self._gpus is not None:
             self._gpus.kill()
+        if self._streams is not None:
+            self._streams.end()
         then()
 
     def _heard(self, events: int) -> None:
@@ -292,6 +301,8 @@ class Steps:
             self._owner.failed("node", None, "the work's guardian process was killed")
         elif self._result:
             self._owner.failed("setup", None, str(self._result["reason"]))
+        elif self._streams is not None and self._streams.failure:
+            self._owner.failed("exit", None, self._streams.failure)
         elif self._work.image is not None and self._read_phase() == "failed":
             self._owner.failed("setup", self._code, f"the setup ended with exit code {self._code}")
         elif self._code == 0 and self._work.outputs:

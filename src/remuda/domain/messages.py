@@ -83,6 +83,7 @@ class Assignment:
     master_port: int
     accelerators_per_node: int
     run: str
+    gang_key: str = field(default="", repr=False)  # shared by the ranks of the gang, and by nobody else
     setup: str | None = None
     setup_key: str | None = None  # equal keys: a finished setup can be used again
     setup_uses: Sequence[str] | None = None  # all of the working folder that the setup sees; None: the whole of it

@@ -89,6 +89,7 @@ class Transfer:
 
     source: str
     target: str
+    stream: bool = False  # of an input from a URL: the work reads a pipe, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,7 @@ class Checkpoint:
 
     path: str
     every: timedelta | None = None
+    storage: str | None = None  # a URL of s3, gs or az: kept in that bucket, not by the server
     size_mib: int | None = None  # of one checkpoint, as its author expects it
     auto: bool = False  # `every` is chosen by Remuda, from what a checkpoint costs and how often nodes are lost
 

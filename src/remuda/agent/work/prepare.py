@@ -86,6 +86,13 @@ def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> No
 
     for index, (source, target) in enumerate(work.inputs):
         path = find_input(places, index, target)
+        if index in work.streams:
+            from ..data.stream import make_pipe
+
+            make_pipe(path)
+            if work.image is None:
+                link_input(path, target)
+            continue
         if "://" not in source:
             transfer(source, path, "input")
         else:

@@ -39,6 +39,7 @@ def make_assignment(
         addresses=[node.address or "" for node in nodes],
         master_port=_FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS,
         accelerators_per_node=accelerators,
+        gang_key=_gang_key(nodes),
         run=task.run,
         setup=task.setup,
         setup_key=setup_key(job, manifest),
@@ -58,6 +59,12 @@ def make_assignment(
         grace_s=task.grace.total_seconds(),
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
     )
+
+
+def _gang_key(nodes: Sequence[Node]) -> str:
+    """What only the gang's ranks know: made of the words by which they claimed."""
+    claims = json.dumps(["gang", *(node.claim for node in nodes)])
+    return hashlib.sha256(claims.encode()).hexdigest()
 
 
 def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
@@ -116,7 +123,7 @@ def _git(workdir: Workdir | None) -> dict[str, str] | None:
 
 
 def _transfer(item: Transfer) -> dict[str, str]:
-    return {"source": item.source, "target": item.target}
+    return {"source": item.source, "target": item.target, **({"mode": "stream"} if item.stream else {})}
 
 
 def _volume(item: Volume) -> dict[str, str | bool]:

@@ -2,6 +2,7 @@
 
 import re
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from remuda.domain.tasks import Limits, Resources, Retry, Task, Transfer, Workdir
 from remuda.domain.units import format_duration
@@ -16,6 +17,7 @@ from remuda.spec.fields.kinds import (
     Table,
     Value,
     Wrong,
+    choice,
     read_text,
     text_kind,
     whole,
@@ -186,15 +188,38 @@ _THERE = text_kind("a path within the working folder such as data/images", inner
 _SEEN = text_kind("a path within the working folder such as data/images, or a full one", check_path)
 
 
-def _transfers(path: str, help: str, source: Field[str], target: Field[str]) -> Section[Transfer | None]:
+class Mode(StrEnum):
+    """How an input comes."""
+
+    COPY = "copy"
+    STREAM = "stream"
+
+
+MODE = Field(
+    name="mode",
+    kind=choice(Mode, {"mount": Mode.COPY, "download": Mode.COPY, "pipe": Mode.STREAM}),
+    help="`copy`: before the work starts. `stream`: the target is a pipe, which the work reads once while the data "
+    "comes; a folder's files come one after another, by name.",
+    example="mode: stream",
+    default="copy",
+)
+
+
+def _transfers(path: str, help: str, *fields: Field[str] | Field[Mode]) -> Section[Transfer | None]:
+    source, target, *more = fields
 
     def build(table: Table) -> Transfer | None:
         start, end = table.get(source), table.get(target)
-        return None if start is None or end is None else Transfer(source=start, target=end)
+        if start is None or end is None:
+            return None
+        stream = bool(more) and table.get(more[0]) is Mode.STREAM
+        if stream and "://" not in start:
+            table.wrong(MODE, "only what comes from a URL is streamed", suggestion="delete `mode`")
+        return Transfer(source=start, target=end, stream=stream)
 
     hints = {"from": "write `source`", "src": "write `source`", "to": "write `target`", "dst": "write `target`"}
     hints |= {"path": "write `source` and `target`", "url": "write `source`", "mount": "write `target`"}
-    return Section(path=path, help=help, fields=(source, target), build=build, hints=hints)
+    return Section(path=path, help=help, fields=fields, build=build, hints=hints)
 
 
 INPUT = _transfers(
@@ -203,6 +228,7 @@ INPUT = _transfers(
     "folder. Credentials stay at the control plane; see the guide on data.",
     Field(name="source", kind=_HERE, help="What to copy.", example="source: s3://bucket/images/", required=True),
     Field(name="target", kind=_SEEN, help="Where the work sees it.", example="target: data/images", required=True),
+    MODE,
 )
 OUTPUT = _transfers(
     "outputs",
