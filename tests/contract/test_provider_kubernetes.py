@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.proofs import Proof
 from tests.system.kubernetes.cluster import Cluster, shared
 
 from remuda.providers.base import GangState, ProviderContext
@@ -17,6 +18,7 @@ from remuda.providers.kubernetes import MANIFEST
 from remuda.providers.kubernetes.provider import KubernetesProvider
 
 pytestmark = pytest.mark.system
+PROOF = Proof("kubernetes", True, "Kubernetes 1.20 with two kubelets in network namespaces")
 
 # In the agent's place: it works until it is told to go, and leaves when its pod has a file `finish`.
 STAND_IN = """

@@ -1,14 +1,11 @@
 """One context as a place for gangs: launched under their names, looked at, remembered, given back."""
 
 import asyncio
-import base64
-import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from remuda.domain.offers import Offer
@@ -27,6 +24,7 @@ from remuda.providers.kubernetes.cluster import (
     read_quantity,
 )
 from remuda.providers.kubernetes.lines import Lines
+from remuda.providers.kubernetes.parcel import make_parcel
 from remuda.providers.kubernetes.sight import Record
 from remuda.providers.kubernetes.wishes import Wishes
 
@@ -35,7 +33,6 @@ Object = dict[str, Any]
 _REMEMBERED = timedelta(hours=2)
 _NODES_AGE = timedelta(seconds=10)
 _QUOTA = re.compile(r"requested: ([^,]+?)=([^,]+).*limited: [^,]*?=([^,]+)")
-_BROUGHT = ("hold.py", "boot.sh", "line.sh")
 _DOOMED = {"gracePeriodSeconds": 0}
 
 
@@ -205,22 +202,9 @@ class Site:
     async def _place_agent(self, pack: Callable[[], bytes]) -> str:
         """Put what pods run into the namespace, once for each content."""
         if not self._placed_agent:
-            texts = {name: (Path(__file__).parent / "pod" / name).read_text(encoding="utf-8") for name in _BROUGHT}
-            archive = pack()
-            content = hashlib.sha256(archive + "".join(texts.values()).encode()).hexdigest()[:12]
-            name = f"remuda-agent-{content}"
-            await self.api.make(
-                f"{self._core}/configmaps",
-                {
-                    "apiVersion": "v1",
-                    "kind": "ConfigMap",
-                    "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "remuda"}},
-                    "data": texts,
-                    "binaryData": {"agent.pyz": base64.b64encode(archive).decode()},
-                    "immutable": True,
-                },
-            )
-            self._placed_agent = name
+            parcel = await asyncio.to_thread(lambda: make_parcel(pack()))
+            await self.api.make(f"{self._core}/configmaps", parcel)
+            self._placed_agent = parcel["metadata"]["name"]
         return self._placed_agent
 
     async def _claim_volumes(self, spec: GangSpec) -> None:

@@ -1,10 +1,8 @@
 """The first process of a pod: starts the agent, carries its requests out, and ends the pod when nobody is left to ask.
 
-    python hold.py             starts the agent of this pod and stays until it has left
-    python hold.py line        joins standard input and output to it; the control plane runs this in the pod
-
-It needs nothing of ours and any Python from 3.8 on, and is read by older ones, which step aside for one that is
-brought. A frame on the line is a kind, the number of a connection of the agent, a length, and as many bytes.
+It stays until the agent has left. Requests go through the line that `line.py` makes: a frame is a kind, the number of a
+connection of the agent, a length, and as many bytes. It needs nothing of ours and any Python from 3.8 on, and is read
+by older ones, which step aside for one that is brought.
 """
 
 import json
@@ -34,11 +32,9 @@ DELIVERY_S = 45.0  # an agent that only delivers tries for 20 s
 SLACK_S = 60.0  # beyond lease and grace: the agent is no longer able to leave by itself
 
 
-def main(arguments: "list[str]") -> int:
+def main() -> int:
     if tuple(sys.version_info) < (3, 8):  # images bring their own Python
         os.execv("/bin/sh", ["sh", AGENT + "/boot.sh", "bring"])
-    if arguments == ["line"]:
-        return join_line()
     os.makedirs(RUN, mode=0o700, exist_ok=True)
     config = write_config()
     doors = [listen(RUN + "/agent.sock"), listen(RUN + "/line.sock")]
@@ -274,27 +270,5 @@ class Hold:
             self.lose_line()
 
 
-def join_line() -> int:
-    """Copy standard input to the first process of this pod, and what that says to standard output."""
-    line = socket.socket(socket.AF_UNIX)
-    line.connect(RUN + "/line.sock")
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(line, select.POLLIN)
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor == 0:
-                data = os.read(0, CHUNK)
-                if not data:
-                    return 0
-                line.sendall(data)
-            else:
-                data = line.recv(CHUNK)
-                if not data:
-                    return 0
-                while data:
-                    data = data[os.write(1, data) :]
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""What the Kubernetes provider reads out of nodes, pods and kubeconfigs."""
+
+import asyncio
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import Task, Volume, VolumeKind
+from remuda.domain.units import HourlyRate
+from remuda.providers.base import Carrier, GangSpec, GangState, Refused
+from remuda.providers.kubernetes.calls.kubeconfig import Login, read_contexts
+from remuda.providers.kubernetes.cluster import RateOf, list_offers, read_nodes, read_quantity
+from remuda.providers.kubernetes.export import make_export
+from remuda.providers.kubernetes.pods import Owner, make_pod
+from remuda.providers.kubernetes.quota import limit
+from remuda.providers.kubernetes.sight import Record, look, why_hopeless
+from remuda.providers.kubernetes.wishes import read_wishes
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+Object = dict[str, Any]
+
+
+def make_node(name: str, has: dict[str, str], labels: dict[str, str] | None = None, **more: Any) -> Object:
+    has = {"cpu": "64", "memory": "512Gi", "pods": "110", **has}
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {"taints": more.get("taints", [])},
+        "status": {
+            "capacity": {**has, **more.get("capacity", {})},
+            "allocatable": has,
+            "conditions": [{"type": "Ready", "status": more.get("ready", "True"), "reason": "KubeletStopped"}],
+        },
+    }
+
+
+def offers_of(*nodes: Object, pods: tuple[Object, ...] = (), price: str = "1", waits: bool = False) -> list[Offer]:
+    found = read_nodes(nodes, pods, {}, ())
+    rates = {"gpu_rate": RateOf(price), "node_rate": HourlyRate(0)}
+    return list(list_offers(found, region="c", zone="ns", waits=waits, **rates))  # type: ignore[arg-type]  # by name
+
+
+def find(offers: list[Offer], accelerator: str | None, count: int) -> Offer:
+    (found,) = [o for o in offers if (o.accelerator, o.accelerator_count) == (accelerator, count)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("500m", Fraction(1, 2)), ("16Gi", 16 * 2**30), ("1500M", 1_500_000_000), ("1e3", 1000), ("x", 0)],
+)
+def test_quantities(text: str, value: object) -> None:
+    assert read_quantity(text) == value
+
+
+def test_offers_of_gpus_slices_and_shares() -> None:
+    h100 = make_node("a", {"nvidia.com/gpu": "8"}, {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    sliced = make_node("b", {"nvidia.com/mig-1g.10gb": "7"}, {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    shared = make_node("c", {"nvidia.com/gpu.shared": "4"}, {"nvidia.com/gpu.product": "Tesla-T4"})
+    amd = make_node("d", {"amd.com/gpu": "8"}, {"amd.com/gpu.product-name": "AMD_Instinct_MI300X"})
+    offers = offers_of(h100, sliced, shared, amd, price="H100=2.5 MI300X=3 1")
+    one = find(offers, "H100", 1)
+    assert (one.vcpus, one.memory_mib, one.rate.usd, one.capacity) == (8, 64 * 1024, Fraction(5, 2), 8)
+    assert find(offers, "MI300X", 8).rate.usd == 24
+    words = {offer.instance_type for offer in offers if offer.accelerator_count == 1}
+    assert any("MIG-1g.10gb" in word for word in words)
+    assert any("Tesla-T4-SHARED" in word for word in words)
+    assert not any(offer.accelerator == "H100" and "MIG" in offer.instance_type for offer in offers)
+
+
+def test_what_pods_hold_is_not_free_and_spot_nodes_are_spot() -> None:
+    labels = {"gpu.type": "h100", "cloud.google.com/gke-spot": "true"}
+    node = make_node("a", {"nvidia.com/gpu": "8"}, labels)
+    limits = {"limits": {"nvidia.com/gpu": "5", "cpu": "4"}}
+    pod = {"metadata": {}, "spec": {"nodeName": "a", "containers": [{"resources": limits}]}, "status": {}}
+    done = {**pod, "status": {"phase": "Succeeded"}}
+    offers = offers_of(node, pods=(pod, done))
+    assert find(offers, "H100", 3).capacity == 1
+    assert find(offers, "H100", 4).capacity == 0
+    assert {offer.purchase for offer in offers} == {Purchase.SPOT}
+
+
+def test_nodes_that_take_no_pods_are_not_offered() -> None:
+    gone = make_node("a", {}, ready="Unknown")
+    tainted = make_node("b", {}, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
+    assert offers_of(gone, tainted) == []
+    borne = read_wishes({"tolerations": "team=x:NoSchedule"}).tolerations
+    assert [node.why_not for node in read_nodes([gone, tainted], (), {}, borne)] == ["not ready: KubeletStopped", ""]
+    taint = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
+    assert find(offers_of(make_node("c", {"nvidia.com/gpu": "1"}, {"gpu.type": "h100"}, taints=taint)), "H100", 1)
+
+
+def test_unhealthy_gpus_are_counted_and_not_offered() -> None:
+    node = make_node("a", {"nvidia.com/gpu": "7"}, {"gpu.type": "h100"}, capacity={"nvidia.com/gpu": "8"})
+    assert read_nodes([node], (), {}, ())[0].broken == 1
+    assert find(offers_of(node), "H100", 8).capacity == 0
+
+
+def test_quotas_leave_less() -> None:
+    node = make_node("a", {"nvidia.com/gpu": "8"}, {"gpu.type": "h100"})
+    quota = {"spec": {}, "status": {"hard": {"requests.nvidia.com/gpu": "4"}, "used": {"requests.nvidia.com/gpu": "2"}}}
+    nodes = read_nodes([node], (), {}, ())
+    capacities = [limit(find(offers_of(node), "H100", count), nodes, [quota]).capacity for count in (1, 2, 3)]
+    assert capacities == [2, 1, 0]
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(Refused, match="node_selector"):
+        read_wishes({"node_selector": "pool"})
+    with pytest.raises(ValueError, match="more than one"):
+        RateOf("1 2")
+
+
+def make_pod_seen(phase: str, state: Object, **more: Any) -> Object:
+    return {
+        "metadata": {"name": "g-0", "uid": "u", "labels": {"remuda/rank": "0"}, **more.get("metadata", {})},
+        "spec": {"nodeName": more.get("node", "n1")},
+        "status": {
+            "phase": phase,
+            "containerStatuses": [{"name": "work", "state": state}],
+            "conditions": more.get("conditions", []),
+            "startTime": "2026-05-01T11:50:00Z",
+            **more.get("status", {}),
+        },
+    }
+
+
+RECORD = Record(name="g", uid="r", nodes=1, asked_at=NOW - timedelta(minutes=10))
+BEGAN, OVER = "2026-05-01T11:50:05Z", "2026-05-01T11:58:00Z"
+
+
+def judge(pod: Object | None, record: Record = RECORD, lost: dict[str, str] | None = None) -> Any:
+    return look(record, {"g-0": pod} if pod else {}, {}, lost or {}, NOW)
+
+
+def test_a_pod_that_runs_and_one_that_ended() -> None:
+    running = judge(make_pod_seen("Running", {"running": {"startedAt": BEGAN}}))
+    assert running.seen.state is GangState.RUNNING
+    message = json.dumps({"outcome": "exit", "exit_code": 3, "reason": "the task ended with exit code 3"})
+    state = {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 0, "message": message}}
+    ended = judge(make_pod_seen("Succeeded", state))
+    assert (ended.end.exit_code, ended.end.reason, ended.end.preempted) == (3, "the task ended with exit code 3", False)
+    assert ended.seen.nodes[0].ended_at == datetime(2026, 5, 1, 11, 58, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        make_pod_seen("Failed", {}, status={"reason": "Evicted", "message": "The node was low on resource: memory."}),
+        make_pod_seen(
+            "Failed",
+            {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 143}},
+            conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
+        ),
+        make_pod_seen(
+            "Failed",
+            {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 143}},
+            metadata={"deletionTimestamp": OVER},
+        ),
+        None,  # deleted while nobody looked
+    ],
+)
+def test_what_is_taken_back_is_preempted_unless_we_removed_it(pod: Object | None) -> None:
+    taken = judge(pod)
+    assert taken.end.preempted
+    removed = judge(pod, Record(**{**{f: getattr(RECORD, f) for f in RECORD.__slots__}, "removing_at": NOW}))
+    assert (removed.end.preempted, removed.end.reason) == (False, "removed")
+
+
+def test_a_lost_node_and_a_deadline_are_no_preemptions() -> None:
+    running = make_pod_seen("Running", {"running": {"startedAt": BEGAN}}, metadata={"deletionTimestamp": OVER})
+    lost = judge(running, lost={"n1": "NodeStatusUnknown"})
+    assert (lost.end.preempted, lost.stuck) == (False, ("g-0",))
+    assert "n1 is lost" in lost.end.reason
+    late = judge(make_pod_seen("Failed", {}, status={"reason": "DeadlineExceeded", "message": "too long"}))
+    assert (late.end.preempted, late.end.reason) == (False, "Kubernetes: DeadlineExceeded: too long")
+
+
+def test_pods_without_a_node_wait_with_their_reason_and_not_for_ever() -> None:
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no GPU"}
+    why["lastTransitionTime"] = "2026-05-01T11:59:00Z"
+    pod = make_pod_seen("Pending", {}, node="", conditions=[why])
+    seen = judge(pod).seen
+    assert (seen.state, seen.reason) == (GangState.QUEUED, "Unschedulable: 0/2 nodes: no GPU")
+    assert "no GPU" in why_hopeless([pod], NOW, waits=False)
+    assert why_hopeless([pod], NOW, waits=True) == ""
+    pull = make_pod_seen("Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+    assert judge(pull).seen.reason == "ImagePullBackOff: no such image"
+    assert why_hopeless([pull], NOW, waits=True) == "ImagePullBackOff: no such image"
+
+
+def make_spec(**more: Any) -> GangSpec:
+    offer = Offer(
+        provider="kubernetes", region="c", zone="ns", instance_type="8xh100-64cpu-512gb", accelerator="H100",
+        accelerator_count=2, vcpus=16, memory_mib=131072, rate=HourlyRate(0),
+    )  # fmt: skip
+    carrier = Carrier(address="unix:/x", token="tell-nobody")
+    return GangSpec(
+        name="g", installation="i", offer=offer, nodes=2, carrier=carrier, lease=timedelta(hours=1),
+        labels={"project": "p", "odd one": "é"}, **more,
+    )  # fmt: skip
+
+
+def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
+    node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"}, {"gpu.type": "h100"})], (), {}, ())[0]
+    settings = {"queue": "gold", "priority_class": "low", "pull_secrets": "a, b", "runtime_class": "nvidia"}
+    volume = Volume(kind=VolumeKind.NAMED, source="data", path="/data", read_only=True)
+    spec = make_spec(longest=timedelta(hours=2), image="x:1", volumes=(volume,))
+    pod = make_pod(spec, 1, "m", Owner(name="g", uid="u"), node, read_wishes(settings), "agent")
+    labels, inside = pod["metadata"]["labels"], pod["spec"]
+    assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/pod-group-name"]) == ("gold", "g")
+    assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    assert (inside["restartPolicy"], inside["priorityClassName"], inside["runtimeClassName"]) == (
+        "Never",
+        "low",
+        "nvidia",
+    )
+    assert inside["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+    assert inside["containers"][0]["image"] == "x:1"
+    assert inside["containers"][0]["resources"]["limits"] == {"memory": "131072Mi", "nvidia.com/gpu": "2"}
+    assert {"name": "volume-0", "mountPath": "/data", "readOnly": True} in inside["containers"][0]["volumeMounts"]
+    assert inside["activeDeadlineSeconds"] > 7200
+    assert "tell-nobody" not in json.dumps(pod)
+
+
+def test_an_export_names_what_it_leaves_out() -> None:
+    text = make_export(Task(name="t", run="torchrun x", nodes=2), None, 2, read_wishes({}))
+    assert "retry" in text.partition("apiVersion")[0]
+    assert text.count("kind: Pod") == 2
+    assert "value: t-0.t" in text
+
+
+def write_config(path: Path, user: Object, **cluster: Any) -> str:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443", **cluster}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_a_plugin_is_asked_for_its_token_and_asked_again_when_that_ends(tmp_path: Path) -> None:
+    script = tmp_path / "login"
+    script.write_text(
+        "#!/bin/sh\necho x >> $COUNT\nuntil=2026-05-01T12:10:00Z\n"
+        'echo "{\\"status\\": {\\"token\\": \\"t$(wc -l < $COUNT)\\", \\"expirationTimestamp\\": \\"$until\\"}}"\n'
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    plugin = {"command": "./login", "env": [{"name": "COUNT", "value": str(tmp_path / "count")}]}
+    (context,) = read_contexts(write_config(tmp_path / "config", {"exec": plugin}), [])
+    assert (context.namespace, context.user) == ("ml", "u")
+    clock = [NOW]
+
+    async def story() -> list[str]:
+        login = Login(context, tmp_path, lambda: clock[0])
+        told = [(await login.proof()).headers["Authorization"] for _ in range(2)]
+        clock[0] = NOW + timedelta(minutes=9, seconds=30)
+        return [*told, (await login.proof()).headers["Authorization"]]
+
+    assert [text.replace(" ", "") for text in asyncio.run(story())] == ["Bearert1", "Bearert1", "Bearert2"]
+
+
+def test_what_cannot_be_used_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="exec plugin"):
+        read_contexts(write_config(tmp_path / "a", {"auth-provider": {}}), [])
+    with pytest.raises(Refused, match="proxy"):
+        read_contexts(write_config(tmp_path / "b", {}, **{"proxy-url": "http://p"}), [])
+    with pytest.raises(Refused, match="no context 'y'; there are: x"):
+        read_contexts(write_config(tmp_path / "c", {}), ["y"])
+    with pytest.raises(Refused, match="cannot be read"):
+        read_contexts(str(tmp_path / "none"), [])
