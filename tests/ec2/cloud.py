@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from moto.ec2.models import ec2_backends
+from moto.ec2.models import instances as moto_instances
 from moto.ec2.models.instances import StateReason
 from tests.ec2.rules import TYPES, Answer, Hours, Rules, class_of, real_prices
 
@@ -59,6 +60,10 @@ class Life:
         return self.state in ("pending", "running")
 
     @property
+    def type(self) -> str:
+        return str(self.instance.instance_type)
+
+    @property
     def zone(self) -> str:
         return str(self.instance.placement.zone)
 
@@ -72,6 +77,7 @@ class Cloud:
     def __init__(self, hours: Hours | None = None, regions: Iterable[str] = ("us-east-1",)) -> None:
         self.hours = hours or Hours()
         self.lock = threading.RLock()
+        moto_instances.utcnow = lambda: self.hours.now().replace(tzinfo=None)  # launch times in its answers
         self.regions = tuple(regions)
         self.machines: Machines | None = None
         self.lives: dict[str, Life] = {}

@@ -27,10 +27,9 @@ _SHUTDOWN = "#!/bin/sh\nkill -TERM 1\n"
 _INIT = """
 trap 'exit 0' TERM
 hostname {name}
-mount --bind {home} /root
 mount --bind {var} /var/lib
 PATH={bin}:$PATH; export PATH
-HOME=/root; export HOME
+HOME={home}; export HOME
 cd /
 sh {home}/user-data <&- >{log} 2>&1 &
 read line

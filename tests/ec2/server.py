@@ -279,7 +279,9 @@ def served(front: Front, host: str = "127.0.0.1") -> Iterator[str]:
 
 
 def _hang_up(environ: Mapping[str, Any]) -> None:
-    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    line = environ.get("werkzeug.socket")
+    if line is not None:
+        line.shutdown(socket.SHUT_RDWR)
     raise _HangUp
 
 

@@ -42,6 +42,7 @@ class Record:
     reservation: str | None = None
     block: bool = False
     makes_group: bool = False  # a security group of its own
+    group: str | None = None  # its id, once it is made
     makes_placement: bool = False
     launched: bool = False  # EC2 said so
     removed: bool = False  # it is to go, or is gone: whatever shows of it is ended

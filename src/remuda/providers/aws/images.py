@@ -1,7 +1,8 @@
 """Which machine image nodes boot: the one that the settings name, or the newest of AWS's own for the type."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from remuda.domain.tasks import Scalar
 from remuda.providers.aws.account import Account
@@ -12,6 +13,8 @@ from remuda.providers.base import NotFound, Refused
 _DEEP_LEARNING = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 # https://docs.aws.amazon.com/linux/al2023/ug/ec2.html
 _PLAIN = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{arch}"
+
+_RESOLVED_AGE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +27,13 @@ class Image:
 
 
 class Images:
-    """Looks images up; what a parameter says is asked at each launch, what an image is only once."""
+    """Looks images up: what a parameter says every few minutes, what an image is only once."""
 
-    def __init__(self, account: Account, settings: Mapping[str, Scalar]) -> None:
+    def __init__(self, account: Account, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self._account, self._settings = account, settings
+        self._now = now
         self._known: dict[tuple[str, str], Image] = {}
+        self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: Shape) -> Image:
         """Raises Refused where there is none, TryAgain."""
@@ -42,13 +47,18 @@ class Images:
         return self._known[region, named]
 
     async def _resolve(self, region: str, parameter: str) -> str:
+        at, known = self._resolved.get((region, parameter), (None, ""))
+        if at is not None and self._now() - at < _RESOLVED_AGE:
+            return known
         try:
             told = await self._account.ask(region, "ssm", "get_parameter", Name=parameter)
         except NotFound as error:
             raise Refused(f"image: {region} has no parameter {parameter}") from error
         except Refused as error:
             raise Refused(f"image: the parameter {parameter} cannot be read: {error}") from error
-        return str(told["Parameter"]["Value"])
+        value = str(told["Parameter"]["Value"])
+        self._resolved[region, parameter] = (self._now(), value)
+        return value
 
     async def _describe(self, region: str, named: str) -> Image:
         try:

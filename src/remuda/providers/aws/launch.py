@@ -66,7 +66,7 @@ class Launcher:
         now: Callable[[], datetime],
     ) -> None:
         self._account, self._market, self._books, self._networks = account, market, books, networks
-        self._images = Images(account, settings)
+        self._images = Images(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
 
     async def launch(self, gang: GangSpec, user_data: str) -> None:
@@ -82,7 +82,7 @@ class Launcher:
             self._books.put(record)
         tags = make_tags(self._mark, gang.name, gang.labels)
         try:
-            groups = await self._make_network(record, shape, wishes, tags)
+            record, groups = await self._make_network(record, shape, wishes, tags)
             request = await self._request(gang, record, shape, wishes, groups, tags)
             told = await self._account.call(region, "ec2", "run_instances", UserData=user_data, **request)
         except Fault as fault:
@@ -143,19 +143,24 @@ class Launcher:
 
     async def _make_network(
         self, record: Record, shape: Shape, wishes: Wishes, tags: Sequence[Mapping[str, str]]
-    ) -> Sequence[str]:
-        """Groups that the nodes are in; makes what the record says is to be made."""
+    ) -> tuple[Record, Sequence[str]]:
+        """Groups that the nodes are in; makes what the record says is to be made, and writes down what it is."""
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)
         if not record.makes_group:
-            return list(wishes.groups)
+            return record, list(wishes.groups)
+        if record.group is not None:
+            return record, [record.group]
         vpc = wishes.vpc
         if record.subnet is not None and vpc is None:
             found = await self._networks.subnet(record.region, record.subnet, None, None)
             vpc = str(found["VpcId"]) if found else None
         whole = record.nodes > 1
         efa = whole and self._adapters(record, shape, wishes) > 0
-        return [await self._networks.make_group(record.region, record.name, vpc, tags, whole=whole, efa=efa)]
+        group = await self._networks.make_group(record.region, record.name, vpc, tags, whole=whole, efa=efa)
+        record = replace(record, group=group)
+        self._books.put(record)
+        return record, [group]
 
     def _adapters(self, record: Record, shape: Shape, wishes: Wishes) -> int:
         """How many Elastic Fabric Adapters each node gets. With several network cards there is no public address."""
@@ -208,7 +213,7 @@ class Launcher:
         if isinstance(error, TryAgain):  # perhaps it was
             return
         try:
-            gone = await self._networks.remove(record.region, record.name)
+            gone = await self._networks.remove_made(record)
         except (TryAgain, Refused):
             gone = False
         if gone:

@@ -47,7 +47,7 @@ MANIFEST = Manifest(
     title="Amazon EC2",
     docs="docs/guides/aws.md",
     lacks=LACKS,
-    settle=timedelta(seconds=60),
+    settle=timedelta(seconds=30),
     notices=NOTICES,
     notice=timedelta(minutes=2),
     settings=(

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from remuda.providers.aws.account import Account, Json
+from remuda.providers.aws.books import Record
 from remuda.providers.aws.errors import Fault, translate
 from remuda.providers.aws.policy import TAG
 from remuda.providers.base import NotFound, Refused, TryAgain
@@ -102,8 +103,19 @@ class Networks:
         placements = await self._account.ask(region, "ec2", "describe_placement_groups", Filters=query)
         return groups, placements.get("PlacementGroups", [])
 
+    async def remove_made(self, record: Record) -> bool:
+        """Remove what a record says was made; False where something of it is still in use. Raises TryAgain, Refused."""
+        if record.makes_group and record.group is None:  # perhaps it was, and its id never came
+            return await self.remove(record.region, record.name)
+        gone = True
+        if record.group is not None and record.makes_group:
+            gone = await self._delete(record.region, "delete_security_group", GroupId=record.group)
+        if record.makes_placement:
+            gone = await self._delete(record.region, "delete_placement_group", GroupName=record.name) and gone
+        return gone
+
     async def remove(self, region: str, gang: str) -> bool:
-        """Remove what was made for a gang; False where something of it is still in use. Raises TryAgain, Refused."""
+        """Remove what shows by its tags; False where something of it is still in use. Raises TryAgain, Refused."""
         groups, placements = await self.left(region, gang)
         gone = [await self._delete(region, "delete_security_group", GroupId=each["GroupId"]) for each in groups]
         for each in placements:

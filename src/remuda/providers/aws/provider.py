@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
@@ -32,6 +32,7 @@ from remuda.providers.hosts.userdata import Metadata, make_user_data
 _METADATA = "http://169.254.169.254/latest/meta-data"
 _LONELY = timedelta(minutes=10)  # an intent so old, of which EC2 shows nothing, was never granted
 _CLOSING_S = 10
+_TIDY_AGAIN = timedelta(seconds=5)  # between two tries to remove what is still in use
 _NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see docs/guides/aws.md"
 
 
@@ -47,6 +48,7 @@ class AwsProvider:
         self._books = Books(context.home / self._mark, context.now)
         self._networks = Networks(self._account, self._mark)
         self._sight = Sight(self._account, self._books, self._mark, manifest.settle, context.now)
+        self._tidy_after: dict[str, datetime] = {}
         self._launcher = Launcher(
             self._account, self._market, self._books, self._networks, context.settings,
             mark=self._mark, now=context.now,
@@ -177,10 +179,15 @@ class AwsProvider:
             record = self._books.get(name)
             if record is None or record.tidy or record.ended_at is None or self._books.lock(name).locked():
                 continue
+            now = self._context.now()
+            if now < self._tidy_after.get(name, now):
+                continue
+            self._tidy_after[name] = now + _TIDY_AGAIN
             made = record.makes_group or record.makes_placement
             with suppress(TryAgain, Refused):
-                if not made or await self._networks.remove(record.region, name):
+                if not made or await self._networks.remove_made(record):
                     self._books.put(replace(record, tidy=True))
+                    self._tidy_after.pop(name, None)
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
         """As `_tidy`, and what no gang that lives or is being launched can need, whoever has forgotten it."""

@@ -1,0 +1,254 @@
+"""Two hundred jobs on an EC2 where every fifth call fails somehow: the production control plane on virtual time.
+
+boto3 is real; the clock jumps, so that calls are made in the loop itself, and handed to the stand-in without sockets.
+"""
+
+import asyncio
+import io
+import types
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import ConnectionClosedError
+from tests.contract.test_provider_aws import make_outside
+from tests.ec2.cloud import Cloud, Life
+from tests.ec2.rules import Hours, allow_only
+from tests.ec2.server import Front
+
+from remuda.control.clock import VirtualClock, run_virtual
+from remuda.control.desk import JobIds
+from remuda.control.plant import Plant, Surroundings
+from remuda.domain.jobs import JobPhase, Origin, Outcome
+from remuda.domain.messages import Go, HostFacts, Message, MessageKind, Wait
+from remuda.domain.tasks import AcceleratorNeed, Resources, Scalar, SpotPolicy, Task
+from remuda.domain.units import HourlyRate, parse_rate
+from remuda.providers.aws import MANIFEST
+from remuda.providers.aws.account import Account
+from remuda.providers.aws.policy import make_policy
+from remuda.providers.aws.provider import AwsProvider
+from remuda.providers.base import Carrier, ProviderContext
+from remuda.providers.registry import check_settings
+from remuda.store.memory import MemoryStore
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+JOBS, FAULTS = 200, 0.2
+WORK_S = 150.0
+MINUTE = timedelta(minutes=1)
+
+
+async def at_once(call: Callable[[], Any]) -> Any:
+    """Calls in the loop: no virtual time passes."""
+    return call()
+
+
+class Direct(Account):
+    """The account over a stand-in in the same thread: what boto3 would send is handed over, what fails fails there."""
+
+    def __init__(self, settings: Mapping[str, Scalar], front: Front) -> None:
+        super().__init__(settings, at_once)
+        self._front = front
+
+    def _client(self, service: str, region: str) -> Any:
+        fresh = (service, region) not in self._clients
+        client = super()._client(service, region)
+        if fresh:
+            client.meta.events.register("before-send", self._hand_over)
+        return client
+
+    def _hand_over(self, request: Any, **_: object) -> Any:
+        told: list[Any] = []
+        body = request.body.encode() if isinstance(request.body, str) else request.body or b""
+        names = {f"HTTP_{key.upper().replace('-', '_')}": _text(value) for key, value in request.headers.items()}
+        environ = {
+            **names, "REQUEST_METHOD": request.method, "PATH_INFO": "/", "QUERY_STRING": "", "SERVER_NAME": "aws",
+            "SERVER_PORT": "80", "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.url_scheme": "http", "wsgi.version": (1, 0),
+            "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)), "wsgi.errors": io.StringIO(),
+            "CONTENT_TYPE": names.get("HTTP_CONTENT_TYPE", ""), "wsgi.multithread": False,
+            "wsgi.multiprocess": False, "wsgi.run_once": False,
+        }  # fmt: skip
+        try:
+            content = b"".join(self._front(environ, lambda status, headers: told.append((status, headers))))
+        except ConnectionError as error:
+            raise ConnectionClosedError(endpoint_url=request.url, error=error) from error
+        raw = types.SimpleNamespace(stream=lambda **_: iter([content]), read=lambda *_: content)
+        return AWSResponse(request.url, int(told[0][0][:3]), dict(told[0][1]), raw)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class World:
+    """What moves by itself: the cloud's states, agents on the instances, interruptions."""
+
+    def __init__(self, cloud: Cloud, random: Random) -> None:
+        self.cloud, self.random = cloud, random
+        self.plant: Plant | None = None
+        self.agents: dict[str, asyncio.Task[None]] = {}
+        self.jobs: list[str] = []
+        self.worked: Counter[tuple[str, int]] = Counter()
+
+    async def move(self) -> None:
+        while True:
+            self.cloud.tick()
+            for life in list(self.cloud.lives.values()):
+                agent = self.agents.get(life.id)
+                if agent is None and life.state == "running":
+                    self.agents[life.id] = asyncio.create_task(self._work(life))
+                elif agent is not None and not life.lives:
+                    agent.cancel()
+            await asyncio.sleep(5)
+
+    async def _work(self, life: Life) -> None:
+        """An agent: claims its rank, works, reports, and ends its machine."""
+        assert self.plant is not None
+        desk, now, seq = self.plant.agents, self.cloud.hours.now, 0
+
+        async def report(kind: MessageKind, **fields: Any) -> None:
+            nonlocal seq
+            seq += 1
+            message = Message(seq=seq, at=now(), kind=kind, **fields)
+            await desk.messages(life.gang, life.index, life.id, [message])
+
+        await asyncio.sleep(self.random.uniform(10, 40))
+        while isinstance(answer := await desk.claim(life.gang, life.index, life.id, "10.0.0.1", HostFacts()), Wait):
+            await asyncio.sleep(answer.after.total_seconds())
+        if isinstance(answer, Go):
+            await report(MessageKind.RUNNING)
+            if life.market == "spot" and self.random.random() < 0.3:
+                await asyncio.sleep(self.random.uniform(1, WORK_S))
+                left = self.cloud.interrupt(life) - now()
+                await report(MessageKind.NOTICE, seconds=left.total_seconds(), source="EC2")
+                await asyncio.sleep(20)
+                await report(MessageKind.EXITED, outcome=Outcome.PREEMPTED, reason="taken back")
+            else:
+                await asyncio.sleep(WORK_S)
+                self.worked[life.gang, life.index] += 1
+                await report(MessageKind.EXITED, outcome=Outcome.SUCCEEDED, exit_code=0)
+        self.cloud.shut_down_itself(life)
+
+
+def make_task(number: int, random: Random) -> Task:
+    spot = random.choice([SpotPolicy.AUTO, SpotPolicy.NEVER, SpotPolicy.ONLY])
+    need = Resources(accelerators=(AcceleratorNeed(name="T4"),), spot=spot)
+    return Task(name=f"job-{number}", run="true", nodes=random.choice([1, 1, 1, 2, 3]), resources=need)
+
+
+async def play(
+    cloud: Cloud, account: Account, settings: Mapping[str, Scalar], home: Path, random: Random
+) -> tuple[MemoryStore, list[str]]:
+    """All jobs from their submission to their end; the store that knows them, and their ids."""
+    clock, store = VirtualClock(START), MemoryStore(make_id=lambda: "aws-gangs")
+    context = ProviderContext(
+        installation="aws-gangs", home=home, settings=settings, outside=make_outside(), now=clock.now
+    )
+    world = World(cloud, random)
+    plant = world.plant = Plant(
+        store,
+        {"aws": AwsProvider(MANIFEST, context, account)},
+        clock,
+        installation="aws-gangs",
+        surroundings=Surroundings(
+            carrier=lambda gang: Carrier(address="call", token=gang), open_secrets=no_secrets, storage=lambda job: "/s"
+        ),
+        ids=JobIds(clock, random.getrandbits),
+    )
+    await plant.start()
+    moving = asyncio.create_task(world.move())
+    for number in range(JOBS):
+        await asyncio.sleep(random.expovariate(1 / 20))
+        job = await plant.jobs.submit(make_task(number, random), Origin(), "default", consented=True)
+        world.jobs.append(job.id)
+    for _ in range(48 * 60):
+        await asyncio.sleep(60)
+        if not await store.unfinished() and not cloud.left():
+            break
+    await plant.stop()
+    moving.cancel()
+    for agent in world.agents.values():
+        agent.cancel()
+    await asyncio.gather(moving, *world.agents.values(), return_exceptions=True)
+    for agent in world.agents.values():
+        if not agent.cancelled():
+            agent.result()
+    assert all(count == 1 for count in world.worked.values())
+    return store, world.jobs
+
+
+async def no_secrets(project: str, names: object) -> dict[str, str]:
+    return {}
+
+
+def check_lives(cloud: Cloud, gangs: Mapping[str, int]) -> None:
+    """No gang was bought twice, or in part."""
+    bought = Counter(life.gang for life in cloud.history)
+    assert {gang: count for gang, count in bought.items() if count != gangs[gang]} == {}
+    for gang in bought:
+        assert sorted(life.index for life in cloud.of(gang)) == list(range(gangs[gang]))
+
+
+def rates_of(cloud: Cloud) -> Mapping[tuple[str, str], HourlyRate]:
+    return {(price.type, price.zone): parse_rate(price.usd) for price in cloud.rules.spot}
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_two_hundred_jobs_with_faults(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "for the stand-in only")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    random, faults = Random(seed), Counter[str]()
+
+    def fault(service: str, action: str) -> str | None:
+        if random.random() >= FAULTS:
+            return None
+        kind = random.choice(["throttle", "unavailable", "lose", "lose", "hang up"])
+        faults[kind] += 1
+        return kind
+
+    async def story() -> tuple[Cloud, Mapping[str, int]]:
+        loop = asyncio.get_running_loop()
+        cloud = Cloud(Hours(lambda: START + timedelta(seconds=loop.time())))
+        allow_only(cloud.rules, make_policy())
+        zones = sorted({price.zone for price in cloud.rules.spot if price.type == "g4dn.xlarge"})
+        cloud.rules.stock |= {("g4dn.xlarge", zone, "spot"): 3 for zone in zones}
+        cloud.rules.stock |= {("g4dn.xlarge", zone, "on-demand"): 5 for zone in cloud.rules.zones["us-east-1"]}
+        cloud.rules.hidden = timedelta(seconds=8)
+        table: dict[str, Scalar] = {
+            "regions": "us-east-1", "endpoint": "http://127.0.0.1:1", "instances": "g4dn.xlarge"
+        }  # fmt: skip
+        cloud.rules.fault = fault
+        account = Direct(check_settings(MANIFEST, table), Front(cloud))
+        store, ids = await play(cloud, account, check_settings(MANIFEST, table), tmp_path, random)
+        return cloud, await check_jobs(cloud, store, ids)
+
+    cloud, gangs = run_virtual(story())
+    assert sum(faults.values()) > JOBS
+    assert cloud.left() == {}
+    check_lives(cloud, gangs)
+
+
+async def check_jobs(cloud: Cloud, store: MemoryStore, ids: list[str]) -> Mapping[str, int]:
+    """Every job is done, and charged for what its instances lived; how many nodes each gang was to have."""
+    gangs: dict[str, int] = {}
+    jobs = [await store.job(each) for each in ids]
+    assert Counter(job.phase for job in jobs) == {JobPhase.DONE: JOBS}
+    spot = rates_of(cloud)
+    for job in jobs:
+        exact, charges = 0, await store.charges(job.id)
+        for attempt in await store.attempts(job.id):
+            gangs[attempt.gang] = attempt.nodes
+            for life in cloud.of(attempt.gang):
+                assert life.shut_at is not None
+                rate = spot[life.type, life.zone] if life.market == "spot" else attempt.offer.rate
+                length = life.shut_at.replace(microsecond=0) - life.launched_at.replace(microsecond=0)
+                exact += rate.over(max(MINUTE, length)).micros
+        billed = sum(charge.amount.micros for charge in charges)
+        assert abs(billed - exact) <= len(charges), (job.name, billed, exact)
+    return gangs
