@@ -252,3 +252,31 @@ def test_layers_that_are_copied_and_threads_stay_in_one_fake_world() -> None:
     dense = 3 * 2 * 4 * 32 * (4 * 64 * 64 + 2 * 64 * 128)
     assert total(profile, "flops", kind="matmul", backward=False) == dense
     assert total(profile, "count", kind="attention") == 6
+
+
+HARD = """
+import torch
+
+model = torch.nn.Linear(64, 8).to("cuda")
+head = torch.nn.Linear(8, 2, device="cuda")
+optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cuda")
+for step in range(1000):
+    for part in range(4):
+        x = torch.randn(16, 64, device="cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = head(model(x)).mean()
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    raise SystemExit("a second step")
+"""
+
+
+def test_hard_coded_devices_scalers_heads_and_accumulation(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HARD)
+    profile = trace_script(str(tmp_path / "train.py"), [])
+    assert (profile["batch"], profile["precision"], profile["optimizer"]) == (16, "fp16", "momentum")
+    assert profile["run"] == {"accumulate": 4}
+    assert profile["parameters"] == 64 * 8 + 8 + 8 * 2 + 2
+    assert total(profile, "flops", backward=False) == 2 * 16 * (64 * 8 + 8 * 2)

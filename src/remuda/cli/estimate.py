@@ -33,7 +33,9 @@ _ROWS = 25
 @click.option("--attention", type=click.Choice(["flash", "math"]), default="flash", show_default=True,
               help="A fused kernel, or scores written out.")  # fmt: skip
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing (of a model by name).")
-@click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Micro-batches a step.")
+@click.option(
+    "--accumulate", type=click.IntRange(min=1), help="Micro-batches a step.  [default: as in the trace, or 1]"
+)
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Accelerators of the node.")
 @click.option("--fsdp", is_flag=True, help="Shard parameters, gradients and optimizer state over the accelerators.")
 @click.option("--samples", type=click.FloatRange(min=0, min_open=True), help="Samples in all, to say time and cost.")
@@ -69,7 +71,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
         compile=given["compiled"],
         channels_last=given["channels_last"],
         math_attention=given["attention"] == "math",
-        accumulate=given["accumulate"],
+        accumulate=given["accumulate"] or (data or {}).get("run", {}).get("accumulate", 1),
         accelerators=given["gpus"],
         shard=given["fsdp"],
     )

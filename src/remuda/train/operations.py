@@ -133,6 +133,8 @@ class AsOnGpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None:
+            kwargs["device"] = "cpu"  # fake tensors of another device need a torch that was built for it
         name = getattr(func, "__name__", "").strip("_")
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0

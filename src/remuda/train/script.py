@@ -19,69 +19,109 @@ from remuda.train.run import Run
 from remuda.train.trace import Recorder, summarize
 
 
-def _not_compiled(model: Any = None, **options: Any) -> Any:
-    return model if model is not None else lambda given: given
-
-
-def _from_the_start(run: Run) -> bool:
-    return False
-
-
 class _Done(BaseException):
     """Ends a traced script; no `except Exception` of the script stops it."""
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
-    """The work profile of the first step of a script: from its first forward pass to its first `optimizer.step`.
+    """The work profile of the first micro-batch of a script: from its first forward pass to its first
+    `optimizer.step`, or to the next forward pass where gradients are accumulated.
 
     The script runs as `python path arguments` would, on fake tensors, with the step's samples counted along the first
     dimension of what the model is given. Raises RuntimeError where no optimizer was stepped.
     """
-    found: dict[str, Any] = {}
-    recorder = Recorder()
-
-    def start(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-        if tensors and not found.get("batch"):  # of the first module that is given one, where the model got names only
-            found["batch"] = tensors[0].shape[0]
-        if "model" in found or not any(True for _ in module.parameters()):
-            return
-        found["model"] = module
-        recorder.watch(module)
-        found["half"] = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        recorder.__enter__()  # type: ignore[no-untyped-call]  # as torch declares it
-
-    def stop(optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-        if "model" in found:
-            recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as torch declares it
-            found["optimizer"] = type(optimizer).__name__.lower()
-            raise _Done
-
+    watch = _Watch()
     handles = (
-        torch.nn.modules.module.register_module_forward_pre_hook(start),
-        register_optimizer_step_pre_hook(stop),
+        torch.nn.modules.module.register_module_forward_pre_hook(watch.forward),
+        register_optimizer_step_pre_hook(watch.step),
     )
     argv, sys.argv = sys.argv, [path, *arguments]
-    compile_, torch.compile = torch.compile, _not_compiled  # what compiling gains is worked out from the trace
-    resume = Run.resume
-    setattr(Run, "resume", _from_the_start)  # noqa: B010 - checkpoints are left alone
     try:
-        with fake_device(), as_on_gpu():
+        with _patched(), fake_device(), as_on_gpu():
             runpy.run_path(path, run_name="__main__")
     except _Done:
-        half = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(found["half"] or torch.float32, "fp32")
-        recorder.close(found["model"])
-        parameters = [each for each in found["model"].parameters() if each.requires_grad]
-        kind = found["optimizer"]
-        return summarize(
-            recorder.tape, parameters, batch=found.get("batch", 1), precision=half, optimizer=kind, name=name or path
-        )
+        return watch.profile(name or path)
     finally:
-        sys.argv, torch.compile = argv, compile_
-        setattr(Run, "resume", resume)  # noqa: B010 - as above
+        sys.argv = argv
         for handle in handles:
             handle.remove()
     raise RuntimeError(f"{path} ended without an optimizer's step: there is no step to measure")
+
+
+class _Watch:
+    """Turns the recorder on and off as the script goes, and keeps what it learns on the way."""
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+        self._model: torch.nn.Module | None = None
+        self._parameters: dict[int, torch.nn.Parameter] = {}
+        self._batch, self._micro, self._on = 0, 1, False
+        self._precision = self._optimizer = ""
+
+    def forward(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        if tensors and not self._batch:  # of the first module that is given one, where the model got names only
+            self._batch = tensors[0].shape[0]
+        if self._model is None and any(True for _ in module.parameters()):
+            self._model, self._on = module, True
+            self._recorder.watch(module)
+            half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+            self._precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(half or torch.float32, "fp32")
+            self._recorder.__enter__()  # type: ignore[no-untyped-call]  # as torch declares it
+        elif module is self._model and any(each.grad is not None for each in module.parameters()):
+            self._micro += 1
+            self._off()
+
+    def step(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+        if self._model is None:
+            return
+        self._off()
+        kind = type(optimizer).__name__.lower()
+        self._optimizer = "momentum" if kind == "sgd" and optimizer.defaults.get("momentum") else kind
+        every = [*self._model.parameters(), *(each for group in optimizer.param_groups for each in group["params"])]
+        for each in every:
+            self._recorder.see(each, "parameter")
+            if each.grad is not None:
+                self._recorder.see(each.grad, "gradient")
+        self._parameters = {id(each): each for each in every if each.requires_grad}
+        self._recorder.close(self._model)
+        raise _Done
+
+    def _off(self) -> None:
+        if self._on:
+            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as torch declares it
+            self._on = False
+
+    def profile(self, name: str) -> dict[str, Any]:
+        made = summarize(
+            self._recorder.tape, list(self._parameters.values()), batch=self._batch or 1,
+            precision=self._precision, optimizer=self._optimizer, name=name,
+        )  # fmt: skip
+        return {**made, "run": {"accumulate": self._micro}}
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    """What a script must not do or find while it is traced: compile, resume, skip a step, ask for another device."""
+    before = torch.autocast.__init__
+
+    def on_cpu(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        before(self, "cpu", dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16), *args, **kwargs)
+
+    changes = (
+        (torch, "compile", lambda model=None, **_: model if model is not None else lambda given: given),
+        (torch.amp.GradScaler, "step", lambda _, optimizer, *args, **kwargs: optimizer.step(*args, **kwargs)),
+        (torch.autocast, "__init__", on_cpu),
+        (Run, "resume", lambda _: False),
+    )
+    old = [(where, name, getattr(where, name)) for where, name, _ in changes]
+    try:
+        for where, name, new in changes:
+            setattr(where, name, new)
+        yield
+    finally:
+        for where, name, was in old:
+            setattr(where, name, was)
 
 
 @contextmanager
@@ -92,6 +132,7 @@ def fake_device() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), _Fake(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a layer does
+            warnings.filterwarnings("ignore", ".*CUDA is not available")
             yield
     finally:
         setattr(torch.nn.Module, "_apply", apply)  # noqa: B010 - as above
