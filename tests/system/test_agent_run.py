@@ -70,6 +70,10 @@ def test_environment_is_clean_and_as_promised() -> None:
             "REMUDA_PROGRESS_FILE": f"{rig.home}/progress.json",
             **{"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20123", "NODE_RANK": "1", "NNODES": "2"},
             **{"NPROC_PER_NODE": "2", "REMUDA_HOSTS": "10.0.0.1,10.0.0.2"},
+            **{"REMUDA_HOSTFILE": f"{rig.home}/hosts", "REMUDA_MPI_KEY": ""},
+            "REMUDA_MPI": f"{sys.executable} {rig.home}/mpi.py",
+            "REMUDA_CHECKPOINT_EVERY_FILE": f"{rig.home}/every",
+            "REMUDA_NOTICE": f"{rig.home}/notice.sock",
             **{"CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         }
 

@@ -1,6 +1,8 @@
 """Jobs on real SSH hosts, by the real command and server: drills, gangs, GPUs, cut lines, dead hosts and servers."""
 
 import json
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -115,6 +117,28 @@ run: |
     said = user.log(name)
     assert "hello 10.99.0.2 from h2 of" in said
     assert "10.99.0.1" in said
+
+
+@pytest.mark.timeout(600)
+def test_mpirun_starts_its_processes_on_all_hosts_without_ssh_between_them(user: User) -> None:
+    if shutil.which("mpirun") is None and shutil.which("apt-get"):
+        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "openmpi-bin"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=200, check=False)
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")
+    name = user.submit(
+        """
+name: mpi
+nodes: 2
+run: |
+  $REMUDA_MPI mpirun --oversubscribe -np 4 --map-by node \\
+      sh -c 'echo "process $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)"'
+"""
+    )
+    job = user.ended(name)
+    assert job.phase == "done", (user.story(name), user.log(name))
+    said = sorted(line.partition("process ")[2] for line in user.log(name).splitlines() if "process " in line)
+    assert said == ["0 of 4 on h1", "1 of 4 on h2", "2 of 4 on h1", "3 of 4 on h2"]
 
 
 def test_jobs_on_a_host_never_share_a_gpu(user: User, lab: Lab) -> None:

@@ -1,0 +1,85 @@
+"""The program that starts MPI on a gang without SSH: ranks find each other, strangers do not."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remuda.agent.work import mpi
+
+PROGRAM = Path(mpi.__file__)
+# In place of mpirun: asks the remote shell for a command on the second host, as mpirun does for its daemon.
+LAUNCHER = """
+import os, subprocess, sys
+done = subprocess.run([os.environ["OMPI_MCA_plm_rsh_agent"], "-x", "user@second", "echo", "$NODE_RANK", "of",
+                       "$NNODES;", "echo", "bad", ">&2;", "exit", "5"], capture_output=True, text=True)
+print(done.stdout.strip(), done.stderr.strip(), done.returncode)
+other = subprocess.run([os.environ["OMPI_MCA_plm_rsh_agent"], "third", "true"], capture_output=True, text=True)
+print(other.returncode, other.stderr.strip())
+print(open(os.environ["OMPI_MCA_orte_default_hostfile"]).read().split())
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1]) - 1
+
+
+def start(folder: Path, rank: int, port: int, key: str = "key", *, command: str = LAUNCHER) -> subprocess.Popen[str]:
+    home = folder / str(rank)
+    home.mkdir()
+    (home / "mpi.py").write_bytes(PROGRAM.read_bytes())
+    (home / "hosts").write_text("first slots=2\nsecond slots=2\n")
+    env = {
+        **os.environ,
+        **{"NODE_RANK": str(rank), "NNODES": "2", "REMUDA_HOSTS": "first,second", "REMUDA_MPI_KEY": key},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "REMUDA_HOSTFILE": str(home / "hosts")},
+    }
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(home / "mpi.py"), sys.executable, "-c", command],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_launcher_runs_commands_on_other_ranks(tmp_path: Path, port: int) -> None:
+    ranks = [start(tmp_path, rank, port) for rank in range(2)]
+    (said, wrong), _ = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [3, 3], wrong
+    lines = said.splitlines()
+    assert lines[0] == "1 of 2 bad 5"
+    assert lines[1].startswith("255 remuda: third: no such host")
+    assert lines[2] == "['first', 'slots=2', 'second', 'slots=2']"
+
+
+def test_a_rank_with_another_key_is_a_stranger(tmp_path: Path, port: int) -> None:
+    leader = start(tmp_path, 0, port)
+    stranger = start(tmp_path, 1, port, "other")
+    assert stranger.wait(60) == 1
+    (tmp_path / "again").mkdir()
+    member = start(tmp_path / "again", 1, port)
+    assert member.wait(60) == 3
+    leader.communicate(timeout=60)
+    member.communicate()
+    stranger.communicate()
+    assert leader.returncode == 3
+
+
+def test_ranks_leave_when_the_first_is_gone(tmp_path: Path, port: int) -> None:
+    ranks = [
+        start(tmp_path, rank, port, command="import time; print(1, flush=True); time.sleep(60)") for rank in (0, 1)
+    ]
+    assert ranks[0].stdout is not None
+    assert ranks[0].stdout.readline() == "1\n"
+    ranks[0].kill()
+    _, wrong = ranks[1].communicate(timeout=60)
+    assert ranks[1].returncode == 1
+    assert "rank 0 has gone" in wrong
+    ranks[0].communicate()
