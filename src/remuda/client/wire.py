@@ -362,6 +362,7 @@ class BlobsMissing(Reply, frozen=True, kw_only=True):
     """Those of them that the server does not have yet."""
 
     missing: list[str]
+    direct: bool = False  # they go to the job's bucket, not to the server
 
 
 class BlobsStored(Reply, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from functools import partial
 from remuda.control.agents.checkpoints import CheckpointDesk
 from remuda.control.agents.data import DataDesk
 from remuda.control.agents.desk import AgentDesk, OpenSecrets, ReadBlob, Supplies
+from remuda.control.agents.vault import Vaults
 from remuda.control.clock import Clock
 from remuda.control.desk import JobDesk, JobIds, gang_name
 from remuda.control.loop import Driver
@@ -81,6 +82,7 @@ class Plant:
             clock,
             surroundings.folders,
             storage=surroundings.storage,
+            vaults=Vaults(surroundings.open_secrets, surroundings.environment, clock.now),
             shares_files=lambda name: name in providers and providers[name].manifest.shares_files,
         )
         self.data = DataDesk(store, clock, surroundings.open_secrets, surroundings.environment)

@@ -111,13 +111,14 @@ class VolumeKind(StrEnum):
     NAMED = "named"  # a volume of the provider: a cloud's disk, a cluster's claim
     HOST = "host"  # a folder that the node has already
     NFS = "nfs"
+    FOLDER = "folder"  # a part of the working folder, seen under a path of its own as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
     """Files that outlive jobs, seen by each node under `path`: a full path, or one within the working folder.
 
-    `source` is the volume's name, the folder of the node, or SERVER:/EXPORT. Size and type are of a named volume that
+    `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the working folder. Size and type are of a named volume that
     is to be made where there is none of that name; None and "" use one that exists, whatever it is like.
     """
 

@@ -13,9 +13,11 @@ from remuda.api.errors import Problem
 from remuda.api.openapi import document
 from remuda.api.routes.agents import GangQuery, enter
 from remuda.api.routes.blobs import take_blob
+from remuda.api.routes.data import MovedAnswer, SignedAnswer, signed_answer, told
 from remuda.api.wire import MIB, read, read_bytes, reply
 from remuda.client.wire import BlobsAsk, BlobsMissing, Reply
 from remuda.control.agents.checkpoints import Missing, Unfit
+from remuda.control.agents.vault import Vault
 from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from remuda.domain.messages import NotYours
 from remuda.store.base import Mismatch
@@ -36,6 +38,7 @@ class HeldCheckpoint(Reply, frozen=True, kw_only=True):
     made_at: datetime
     bytes: int
     files: list[CheckpointFile]
+    direct: bool = False  # they lie in the job's bucket: ask for a signed request for each
 
 
 class LatestAnswer(Reply, frozen=True, kw_only=True):
@@ -73,12 +76,17 @@ class CommitAnswer(Reply, frozen=True, kw_only=True):
 )
 async def latest(request: Request, gang: GangQuery) -> Response:
     house = await enter(request, gang)
-    found = await house.plant.checkpoints.latest(gang)
+    found = await told(house.plant.checkpoints.latest(gang))
     if found is None:
         return reply(LatestAnswer(checkpoint=None))
     saved, files = found
     held = HeldCheckpoint(
-        number=saved.number, attempt=saved.attempt, made_at=saved.made_at, bytes=saved.bytes, files=list(files)
+        number=saved.number,
+        attempt=saved.attempt,
+        made_at=saved.made_at,
+        bytes=saved.bytes,
+        files=list(files),
+        direct=await told(house.plant.checkpoints.vault(gang)) is not None,
     )
     return reply(LatestAnswer(checkpoint=held))
 
@@ -92,7 +100,9 @@ async def latest(request: Request, gang: GangQuery) -> Response:
 async def missing(request: Request, gang: GangQuery) -> Response:
     house = await enter(request, gang)
     ask = await read(request, BlobsAsk, _LIST_LIMIT)
-    return reply(BlobsMissing(missing=list(await house.plant.checkpoints.missing(gang, ask.blobs))))
+    missing = await told(house.plant.checkpoints.missing(gang, ask.blobs))
+    direct = await told(house.plant.checkpoints.vault(gang)) is not None
+    return reply(BlobsMissing(missing=list(missing), direct=direct))
 
 
 @router.put(
@@ -135,7 +145,8 @@ async def commit(request: Request) -> Response:
     ask = await read(request, CommitAsk, _LIST_LIMIT)
     house = await enter(request, ask.gang, ask.rank)
     try:
-        answer = await house.plant.checkpoints.commit(ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at)
+        asked = house.plant.checkpoints.commit(ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at)
+        answer = await told(asked)
     except Unfit as error:
         raise Problem("invalid-request", str(error)) from error
     match answer:
@@ -145,3 +156,78 @@ async def commit(request: Request) -> Response:
             return reply(CommitAnswer(number=None, missing=list(blobs)))
         case NotYours(reason=reason):
             raise Problem("claimed", reason)
+
+
+class VaultAsk(Struct, frozen=True, kw_only=True):
+    """A file of the coming checkpoint is to be sent to the job's bucket."""
+
+    size: int
+
+
+class VaultAnswer(Reply, frozen=True, kw_only=True):
+    """In parts of so many bytes; `upload` "" is in one request."""
+
+    upload: str
+    part_bytes: int
+
+
+class VaultPartAsk(Struct, frozen=True, kw_only=True):
+    """How to send one part, from 1."""
+
+    upload: str
+    part: int
+
+
+class VaultCompleteAsk(Struct, frozen=True, kw_only=True):
+    """Every part was taken, with these ETags."""
+
+    upload: str
+    size: int
+    tags: list[str]
+
+
+_VAULT = "/data/checkpoint/{blob}"
+_VAULT_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denied", "data-trouble")
+
+
+@router.get(_VAULT, **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_VAULT_ERRORS))
+async def vault_get(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    return reply(signed_answer(await told(to_thread(vault.sign_get, blob))))
+
+
+@router.post(_VAULT, **document("Begin to send a file.", ask=VaultAsk, answer=VaultAnswer, errors=_VAULT_ERRORS))
+async def vault_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultAsk)
+    upload = await told(to_thread(vault.begin, blob, ask.size))
+    return reply(VaultAnswer(upload=upload.upload, part_bytes=upload.part_bytes))
+
+
+@router.post(
+    _VAULT + "/parts",
+    **document("How to send one part.", ask=VaultPartAsk, answer=SignedAnswer, errors=_VAULT_ERRORS),
+)
+async def vault_part(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultPartAsk)
+    return reply(signed_answer(await told(to_thread(vault.sign_part, blob, ask.upload, ask.part))))
+
+
+@router.post(
+    _VAULT + "/complete",
+    **document("A file was sent.", ask=VaultCompleteAsk, answer=MovedAnswer, errors=_VAULT_ERRORS),
+)
+async def vault_complete(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultCompleteAsk, 8 * MIB)
+    await told(to_thread(vault.complete, blob, ask.upload, ask.tags, ask.size))
+    return reply(MovedAnswer())
+
+
+async def _vault(request: Request, gang: str) -> Vault:
+    house = await enter(request, gang)
+    vault = await told(house.plant.checkpoints.vault(gang))
+    if vault is None:
+        raise Problem("blob-not-found", "the job keeps its checkpoints at the server, not in a bucket")
+    return vault

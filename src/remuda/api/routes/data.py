@@ -89,14 +89,14 @@ class MovedAnswer(Reply, frozen=True, kw_only=True):
 @router.get("/inputs/{index}", **document("What an input holds.", answer=InputAnswer, errors=_ERRORS))
 async def page(request: Request, index: IndexPath, gang: GangQuery, after: str = "") -> Response:
     house = await enter(request, gang)
-    found = await _told(house.plant.data.page(gang, index, after))
+    found = await told(house.plant.data.page(gang, index, after))
     files = [
         InputEntry(
             path=each.path,
             size=each.size,
             tag=each.tag,
             md5=each.md5,
-            signed=None if each.signed is None else _signed(each.signed),
+            signed=None if each.signed is None else signed_answer(each.signed),
         )
         for each in found.files
     ]
@@ -106,7 +106,7 @@ async def page(request: Request, index: IndexPath, gang: GangQuery, after: str =
 @router.get("/inputs/{index}/signed", **document("A fresh request for a file.", answer=SignedAnswer, errors=_ERRORS))
 async def signed(request: Request, index: IndexPath, gang: GangQuery, path: PathQuery = "") -> Response:
     house = await enter(request, gang)
-    return reply(_signed(await _told(house.plant.data.sign(gang, index, path))))
+    return reply(signed_answer(await told(house.plant.data.sign(gang, index, path))))
 
 
 @router.get("/inputs/{index}/bytes", **document("A piece of an input's file.", gives=True, errors=_ERRORS))
@@ -119,7 +119,7 @@ async def piece(
     path: PathQuery = "",
 ) -> Response:
     house = await enter(request, gang)
-    data = await _told(house.plant.data.read(gang, index, path, offset, length))
+    data = await told(house.plant.data.read(gang, index, path, offset, length))
     return Response(data, media_type="application/octet-stream")
 
 
@@ -129,7 +129,7 @@ async def piece(
 async def begin(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     house = await enter(request, gang)
     ask = await read(request, UploadAsk)
-    upload = await _told(house.plant.data.begin(gang, index, ask.path, ask.size))
+    upload = await told(house.plant.data.begin(gang, index, ask.path, ask.size))
     return reply(UploadAnswer(upload=upload.upload, part_bytes=upload.part_bytes, relay=upload.relay))
 
 
@@ -139,7 +139,7 @@ async def begin(request: Request, index: IndexPath, gang: GangQuery) -> Response
 async def part(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     house = await enter(request, gang)
     ask = await read(request, PartAsk)
-    return reply(_signed(await _told(house.plant.data.sign_part(gang, index, ask.path, ask.upload, ask.part))))
+    return reply(signed_answer(await told(house.plant.data.sign_part(gang, index, ask.path, ask.upload, ask.part))))
 
 
 @router.post(
@@ -148,7 +148,7 @@ async def part(request: Request, index: IndexPath, gang: GangQuery) -> Response:
 async def complete(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     house = await enter(request, gang)
     ask = await read(request, CompleteAsk, 8 * MIB)
-    await _told(house.plant.data.complete(gang, index, ask.path, ask.upload, ask.tags, ask.size))
+    await told(house.plant.data.complete(gang, index, ask.path, ask.upload, ask.tags, ask.size))
     return reply(MovedAnswer())
 
 
@@ -168,11 +168,11 @@ async def put(
 ) -> Response:
     house = await enter(request, gang)
     data = await read_bytes(request, _PIECE)
-    await _told(house.plant.data.write(gang, index, path, offset, size, data))
+    await told(house.plant.data.write(gang, index, path, offset, size, data))
     return reply(MovedAnswer())
 
 
-async def _told(asked: Awaitable[T]) -> T:
+async def told(asked: Awaitable[T]) -> T:
     """What a storage refused, as a Problem."""
     try:
         return await asked
@@ -184,5 +184,5 @@ async def _told(asked: Awaitable[T]) -> T:
         raise Later("data-trouble", str(error)) from error
 
 
-def _signed(signed: Signed) -> SignedAnswer:
+def signed_answer(signed: Signed) -> SignedAnswer:
     return SignedAnswer(method=signed.method, url=signed.url, headers=dict(signed.headers))

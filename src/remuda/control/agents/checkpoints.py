@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
+from remuda.control.agents.vault import Vault, Vaults
 from remuda.control.clock import Clock
 from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from remuda.domain.events import Event
@@ -53,12 +54,15 @@ class CheckpointDesk:
         *,
         storage: Callable[[Job], str],
         shares_files: Callable[[str], bool],
+        vaults: Vaults | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._folders = folders
         self._storage = storage
         self._shares_files = shares_files
+        self._vaults = vaults
+        self._opened: dict[str, Vault | None] = {}
         self._losses: tuple[datetime, Mapping[str, Losses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -68,11 +72,12 @@ class CheckpointDesk:
         wanted = job.task.checkpoint
         if wanted is None:
             return None
+        stored = wanted.storage is not None
         pace = await self.pace(job, attempt)
         every = pace.every if pace is not None else wanted.every
         every_s = every.total_seconds() if every else None
-        shared = self._folders is None or self._shares_files(attempt.offer.provider)
-        if self._folders is not None:
+        shared = not stored and (self._folders is None or self._shares_files(attempt.offer.provider))
+        if self._folders is not None and not stored:
             async with self._lock(job.id):
                 await (self._to_folder if shared else self._from_folder)(self._folders, job, attempt)
         if shared:
@@ -102,10 +107,26 @@ class CheckpointDesk:
         """What this gang starts from: the newest of the attempts before, the same for all ranks. Raises NotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
-        if not saved or self._folders is None:
+        vault = await self.vault(gang)
+        if not saved or (self._folders is None and vault is None):
             return None
         chosen = next((each for each in saved if each.attempt < attempt.number), saved[0])
+        if vault is not None:
+            return chosen, await asyncio.to_thread(vault.read, chosen.manifest)
+        assert self._folders is not None
         return chosen, await asyncio.to_thread(self._folders.read, chosen.project, chosen.job_id, chosen.manifest)
+
+    async def vault(self, gang: str) -> Vault | None:
+        """The bucket that the gang's job keeps its checkpoints in, if it does. Raises NotFound, ObjectDenied."""
+        if self._vaults is None:
+            return None
+        if gang not in self._opened:
+            attempt = await self._store.attempt_of_gang(gang)
+            vault = await self._vaults.open(await self._store.job(attempt.job_id))
+            if len(self._opened) >= _COMING:
+                del self._opened[next(iter(self._opened))]
+            self._opened[gang] = vault
+        return self._opened[gang]
 
     async def blobs(self, gang: str) -> BlobStore:
         """The files held for the gang's job. Raises NotFound."""
@@ -117,11 +138,16 @@ class CheckpointDesk:
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
         """Which files of the coming checkpoint have to be sent; the others are kept for it. Raises NotFound."""
         attempt = await self._store.attempt_of_gang(gang)
-        blobs = await self.blobs(gang)
+        vault = await self.vault(gang)
+        blobs = None if vault is not None else await self.blobs(gang)
         self._coming.pop(attempt.job_id, None)
         if len(self._coming) >= _COMING:  # losing one costs sending files again, never correctness
             del self._coming[next(iter(self._coming))]
         self._coming[attempt.job_id] = frozenset(names)
+        if vault is not None:
+            held = await asyncio.to_thread(vault.held)
+            return [name for name in names if name not in held]
+        assert blobs is not None
         return await asyncio.to_thread(blobs.missing, names)
 
     async def commit(
@@ -134,10 +160,13 @@ class CheckpointDesk:
             return NotYours(reason=f"rank {rank} is claimed by another agent")
         if attempt.phase is AttemptPhase.ENDED:
             return NotYours(reason=f"attempt {attempt.number} is over: {attempt.reason}")
-        if self._folders is None:
-            raise NotFound("no checkpoints are held here")
         if fault := find_fault(files):
             raise Unfit(fault)
+        if (vault := await self.vault(gang)) is not None:
+            async with self._lock(attempt.job_id):
+                return await self._commit_to(vault, attempt, files, made_at)
+        if self._folders is None:
+            raise NotFound("no checkpoints are held here")
         async with self._lock(attempt.job_id):
             blobs = self._folders.blobs(attempt.project, attempt.job_id)
             names = [each.sha256 for each in files if each.link is None]
@@ -147,6 +176,41 @@ class CheckpointDesk:
                 return await self._save(self._folders, attempt, files, made_at, by=attempt.number)
             except Stale as error:
                 return NotYours(reason=str(error))
+
+    async def _commit_to(
+        self, vault: Vault, attempt: Attempt, files: Sequence[CheckpointFile], made_at: datetime
+    ) -> SavedCheckpoint | Missing | NotYours:
+        """As `commit`, of files in a bucket; sizes are compared, contents when they are fetched."""
+        held = await asyncio.to_thread(vault.held)
+        wanted = [each for each in files if each.link is None]
+        if missing := sorted({each.sha256 for each in wanted if held.get(each.sha256) != each.size}):
+            return Missing(blobs=missing)
+        saved = self._row(attempt, files, await asyncio.to_thread(vault.keep, files), made_at, by=attempt.number)
+        try:
+            saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
+        except Stale as error:
+            return NotYours(reason=str(error))
+        needed = set(self._coming.pop(attempt.job_id, frozenset()))
+        for each in await self._store.checkpoints(attempt.job_id):
+            needed.add(each.manifest)
+            needed |= {file.sha256 for file in await asyncio.to_thread(vault.read, each.manifest)}
+        await asyncio.to_thread(vault.sweep, needed)
+        return saved
+
+    def _row(
+        self, attempt: Attempt, files: Sequence[CheckpointFile], manifest: str, made_at: datetime, *, by: int
+    ) -> SavedCheckpoint:
+        now = self._clock.now()
+        return SavedCheckpoint(
+            job_id=attempt.job_id,
+            project=attempt.project,
+            attempt=by,
+            manifest=manifest,
+            files=len(files),
+            bytes=sum(each.size for each in files),
+            made_at=min(made_at, now),
+            saved_at=now,
+        )
 
     def _lock(self, job_id: str) -> asyncio.Lock:
         return self._locks.setdefault(job_id, asyncio.Lock())
@@ -163,16 +227,7 @@ class CheckpointDesk:
         """The row, then the sweep: whatever dies between them leaves too much, never too little."""
         project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
         manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
-        saved = SavedCheckpoint(
-            job_id=job_id,
-            project=project,
-            attempt=by,
-            manifest=manifest,
-            files=len(files),
-            bytes=sum(each.size for each in files),
-            made_at=min(made_at, now),
-            saved_at=now,
-        )
+        saved = self._row(attempt, files, manifest, made_at, by=by)
         saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
         kept = await self._store.checkpoints(job_id)
         coming = self._coming.pop(job_id, frozenset())

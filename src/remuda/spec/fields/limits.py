@@ -20,6 +20,7 @@ from remuda.spec.fields.kinds import (
     whole,
 )
 from remuda.spec.fields.times import TIME_WORDS, length_kind, read_length, read_time
+from remuda.spec.fields.urls import read_target
 from remuda.spec.problems import shown
 from remuda.spec.tree import ScalarNode
 
@@ -282,19 +283,37 @@ SIZE = Field(
 )
 
 
+def _bucket(text: str) -> str:
+    """Raises Wrong."""
+    url = read_target(text)
+    if not url.startswith(("s3://", "gs://", "az://")):
+        raise Wrong(f"{shown(text)} is no bucket", suggestion="leave `storage` out to keep them at the server")
+    return url
+
+
+STORAGE = Field(
+    name="storage",
+    kind=text_kind("a bucket's URL such as s3://bucket/checkpoints", _bucket),
+    help="Where checkpoints are kept: a folder of a bucket, which nodes write to by signed requests. Its keys are the "
+    "server's or the project's secrets, as for inputs.",
+    example="storage: s3://bucket/checkpoints",
+    default="the server's own folder",
+)
+
+
 def _build_checkpoint(table: Table) -> Checkpoint | None:
     path, every, size = table.get(PATH), table.get(EVERY), table.get(SIZE)
     if path is None:
         return None
-    if every is None or isinstance(every, str):
-        return Checkpoint(path=path, size_mib=size, auto=every is not None)
-    return Checkpoint(path=path, every=every, size_mib=size)
+    length = None if every is None or isinstance(every, str) else every
+    auto = every is not None and length is None
+    return Checkpoint(path=path, every=length, storage=table.get(STORAGE), size_mib=size, auto=auto)
 
 
 CHECKPOINT_TABLE = Section(
     path="checkpoint",
     help="A folder that outlives an attempt, and how often it is written.",
-    fields=(PATH, EVERY, SIZE),
+    fields=(PATH, EVERY, SIZE, STORAGE),
     build=_build_checkpoint,
     hints={"dir": "write `path`", "folder": "write `path`", "interval": "write `every`"},
 )

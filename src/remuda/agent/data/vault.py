@@ -1,0 +1,96 @@
+"""Moves a checkpoint's files to and from the job's bucket, by requests that the control plane signs; may block."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import os
+import urllib.error
+
+from ..work.blobs import CHUNK
+from .web import EXPIRED, CannotMove, Desk, Patience, request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..config import Config
+
+FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
+
+
+def send_file(config: Config, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
+    """Send the file of this content; `read(offset, length)` gives its bytes. Raises CannotMove and what `read` does."""
+    desk = Desk(config, f"checkpoint/{name}")
+    how = desk.read("POST", "", {"size": size})
+    upload, part_bytes = str(how["upload"]), int(str(how["part_bytes"]))
+    tags = []
+    for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
+        tags.append(_put(desk, name, upload, number, read(at, min(part_bytes, size - at))))
+    desk.read("POST", "/complete", {"upload": upload, "size": size, "tags": tags})
+
+
+def fetch_file(config: Config, name: str, path: str) -> None:
+    """Make `path` the file of this content; what came already is not asked for again. Raises CannotMove, OSError."""
+    desk, patience = Desk(config, f"checkpoint/{name}"), Patience()
+    found = hashlib.sha256()
+    with open(path, "wb") as file:
+        signed = desk.read("GET")
+        while True:
+            try:
+                at = file.tell()
+                with request(signed, None, {"Range": f"bytes={at}-"} if at else {}) as reply:
+                    if at and reply.status != 206:
+                        file.seek(0)
+                        file.truncate()
+                        found = hashlib.sha256()
+                    _copy(reply, file, found, patience)
+                break
+            except urllib.error.HTTPError as error:
+                status = error.code
+                error.close()
+                if status == 416:  # nothing is left
+                    break
+                patience.lose(f"the bucket answers with status {status} for {name[:12]}")
+                if status in EXPIRED:
+                    signed = desk.read("GET")
+            except FAULTS as error:
+                patience.lose(f"the bucket breaks off for {name[:12]}: {error}")
+    if found.hexdigest() != name:
+        os.unlink(path)
+        raise CannotMove(f"what the bucket has for {name[:12]} is something else")
+
+
+def _copy(reply: http.client.HTTPResponse, file: object, found: object, patience: Patience) -> None:
+    left = reply.length
+    while True:
+        data = reply.read(CHUNK)
+        if not data:
+            break
+        file.write(data)  # type: ignore[attr-defined]  # a file open for writing
+        found.update(data)  # type: ignore[attr-defined]  # a hash
+        patience.reset()
+        left = None if left is None else left - len(data)
+    if left:
+        raise http.client.IncompleteRead(b"", left)
+
+
+def _put(desk: Desk, name: str, upload: str, number: int, data: bytes) -> str:
+    """Send one part; its ETag."""
+    asked = {"upload": upload, "part": number}
+    signed, patience = desk.read("POST", "/parts", asked), Patience()
+    headers = {"Content-MD5": base64.b64encode(hashlib.md5(data).digest()).decode()}
+    while True:
+        try:
+            with request(signed, data, headers) as reply:
+                reply.read()
+                return reply.headers.get("ETag") or "-"
+        except urllib.error.HTTPError as error:
+            status = error.code
+            error.close()
+            patience.lose(f"the bucket answers with status {status} to {name[:12]}")
+            if status in EXPIRED:
+                signed = desk.read("POST", "/parts", asked)
+        except FAULTS as error:
+            patience.lose(f"the bucket breaks off at {name[:12]}: {error}")

@@ -1,0 +1,67 @@
+"""Checkpoints in a bucket: sent by signed requests, resumed from there, swept, and whole whatever is killed."""
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.system.server_home import home_at, wait_until
+from tests.system.storages import start_s3
+
+from remuda.client import connect
+from remuda.client.state import server_holds_lock
+from remuda.store.objects.base import Bucket
+from remuda.store.objects.places import open_place
+
+pytestmark = pytest.mark.system
+RUN = """
+name: saver
+retry: {preemption: 3}
+checkpoint: {path: state, every: 1s, storage: s3://data/kept/here}
+run: |
+  ls state
+  if test "$REMUDA_ATTEMPT" = 1; then
+    python3 -c "import random; open('state/big', 'wb').write(random.Random(7).randbytes((20 << 20) + 5))"
+    mkdir -p state/deep; echo one >state/deep/a; chmod 750 state/deep/a; ln -s deep/a state/link
+    exit 75
+  fi
+  if test "$REMUDA_ATTEMPT" = 2; then rm state/deep/a; echo two >state/deep/a; exit 75; fi
+  sha256sum state/big; cat state/link; stat -c %a state/deep/a
+  test "$REMUDA_ATTEMPT" = 4 || { echo three >state/deep/a; exit 75; }
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    with home_at(tmp_path / "home") as folder:
+        yield folder
+        if server_holds_lock(str(folder)):
+            with connect() as client:
+                client.down()
+                wait_until(lambda: not client.nodes())
+
+
+def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, tmp_path: Path) -> None:
+    keys = start_s3(tmp_path / "s3")
+    place = open_place("s3://data/x", keys, lambda: datetime.now(UTC)).place
+    assert isinstance(place, Bucket)
+    with connect() as client:
+        for name, value in keys.items():
+            client.put_secret("default", name, value)
+        client.submit(RUN)
+        for _ in client.follow("default", "saver"):
+            pass
+        job = client.job("default", "saver")
+        events = "\n".join(each.text for each in client.events("default", "saver").events)
+        assert (job.phase, job.attempt) == ("done", 4), events
+        log = b"".join(client.logs("default", "saver", attempt=4)).decode().splitlines()
+    digest = random.Random(7).randbytes((20 << 20) + 5)
+    from hashlib import sha256
+
+    assert log == ["big", "deep", "link", f"{sha256(digest).hexdigest()}  state/big", "three", "644"]
+    assert "checkpoint 3 is safe" in events
+    assert "goes on from checkpoint 3 of attempt 3" in events
+    kept, _ = place.list("kept/here/default/")
+    assert len(kept) == 2 + 1 + 2  # two lists of files, the large one once, and the small one of each
+    assert not list((home / "storage").glob("default/*/blobs/*"))  # nothing of it lies at the server
