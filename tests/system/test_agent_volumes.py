@@ -34,11 +34,21 @@ def test_folders_of_the_node_are_seen_under_their_paths(tmp_path: Path) -> None:
         assert rig.exited()["outcome"] == "succeeded"
 
 
+def test_a_part_of_the_working_folder_is_seen_elsewhere(tmp_path: Path) -> None:
+    seen = tmp_path / "code"
+    with make_rig(run=f"cat {seen}/a ~/.remuda-test; rm ~/.remuda-test") as rig:
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"code/a": b"alpha\n", "b": b"beta\n"})}
+        rig.stub.work["volumes"] = [volume("code", seen, "folder"), volume("b", "~/.remuda-test", "folder")]
+        assert rig.finish() == 0
+        assert rig.output() == "alpha\nbeta\n"
+
+
 @pytest.mark.parametrize(
     ("kind", "source", "path", "told"),
     [
         ("host", "/nonexistent", "in", "is no folder of this node"),
         ("named", "disk-1", "/nonexistent/disk", "is not mounted under /nonexistent/disk"),
+        ("folder", "none", "/nonexistent/x", "there is no none in the working folder"),
         ("host", "/tmp", "/proc/version", "something else is there"),
     ],
 )

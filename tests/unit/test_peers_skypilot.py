@@ -145,7 +145,9 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
     [
         ("service: {readiness_probe: /health, replicas: 2}", "service"),
         ("pool: {workers: 2}", "pool"),
-        ("file_mounts: {/data: ./local}", "file_mounts./data"),
+        ("file_mounts: {/data: ../local}", "file_mounts./data"),
+        ("file_mounts: {/data: ~/local}", "file_mounts./data"),
+        ("file_mounts: {/data: ./local}\nworkdir: src", "file_mounts./data"),
         ("file_mounts: {/data: r2://bucket}", "file_mounts./data"),
         ("file_mounts: {/etc: s3://bucket}", "file_mounts./etc"),
         ("file_mounts: {data: s3://bucket}", "file_mounts.data"),
@@ -200,6 +202,28 @@ volumes: {/v: claim, /w: {name: other}}
     assert [(each.source, each.path) for each in found.task.volumes] == [("claim", "/v"), ("other", "/w")]
     told = keys(found, refused=False)
     assert told == ["file_mounts./read", "file_mounts./write", "file_mounts./own", "file_mounts./own"]
+
+
+@pytest.mark.parametrize(
+    ("text", "workdir", "expected"),
+    [
+        (
+            "file_mounts: {~/code: ./code, /etc/x.conf: a/x.conf}",
+            ".",
+            [("code", "~/code"), ("a/x.conf", "/etc/x.conf")],
+        ),
+        ("workdir: .\nfile_mounts: {/all: .}", ".", [(".", "/all")]),
+        ("workdir: src\nfile_mounts: {/opt/lib: src/lib}", "src", [("lib", "/opt/lib")]),
+    ],
+)
+def test_local_mounts_travel_with_the_working_folder(text: str, workdir: str, expected: list[tuple[str, str]]) -> None:
+    found = parse_file(f"run: x\nnum_nodes: 1\n{text}")
+    assert found.task is not None
+    assert found.refused == ()
+    assert [(each.source, each.path) for each in found.task.volumes] == expected
+    assert {each.kind for each in found.task.volumes} == {"folder"}
+    assert found.task.workdir is not None
+    assert found.task.workdir.path == workdir
 
 
 def test_ports_are_a_note() -> None:

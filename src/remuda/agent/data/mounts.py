@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 MOUNT_S = 60.0
 
 
-def find_volumes(config: Config, work: Work) -> list[tuple[Volume, str]]:
+def find_volumes(config: Config, work: Work, folder: str) -> list[tuple[Volume, str]]:
     """Each volume with the folder of this node in which its files are. Raises CannotBuild, OSError."""
-    return [(volume, find_source(config, volume)) for volume in work.volumes]
+    return [(volume, find_source(config, volume, folder)) for volume in work.volumes]
 
 
-def find_source(config: Config, volume: Volume) -> str:
+def find_source(config: Config, volume: Volume, folder: str) -> str:
     """Where the volume's files are on this node; NFS is mounted here. Raises CannotBuild, OSError."""
+    if volume.kind == "folder":
+        source = folder if volume.source == "." else inside(folder, volume.source)
+        if not os.path.exists(source):
+            raise CannotBuild(f"there is no {volume.source} in the working folder to be seen under {volume.path}")
+        return source
     if os.path.isabs(volume.path) and os.path.ismount(volume.path):
         return volume.path  # the place has done it
     if volume.kind == "host":
@@ -74,13 +79,13 @@ def mount_nfs(config: Config, volume: Volume) -> str:
 
 def link_volumes(config: Config, work: Work, folder: str) -> None:
     """Make each volume's path lead to its files, for work without a container. Raises CannotBuild, OSError."""
-    for volume, source in find_volumes(config, work):
+    for volume, source in find_volumes(config, work, folder):
         if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):
             raise CannotBuild(
                 f"the volume {volume.source} cannot be kept from being written on this node without a container; "
                 "add an `image`, or leave `read_only` out"
             )
-        path = volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
+        path = find_path(volume, folder)
         if os.path.realpath(path) != os.path.realpath(source):
             link(source, path)
 
@@ -88,12 +93,21 @@ def link_volumes(config: Config, work: Work, folder: str) -> None:
 def list_binds(config: Config, work: Work, folder: str) -> list[str]:
     """The volumes as `--volume` of podman and docker wants them. Raises CannotBuild, OSError."""
     binds = []
-    for volume, source in find_volumes(config, work):
-        path = volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
+    for volume, source in find_volumes(config, work, folder):
+        if volume.path.startswith("~/"):
+            raise CannotBuild(f"{volume.path} lies in the home folder, and an image has one of its own")
+        path = find_path(volume, folder)
         if not os.path.isabs(volume.path):
             os.makedirs(path, exist_ok=True)
         binds.append(f"{source}:{path}:ro" if volume.read_only else f"{source}:{path}")
     return binds
+
+
+def find_path(volume: Volume, folder: str) -> str:
+    """Where the work sees the volume. Raises CannotBuild."""
+    if volume.path.startswith("~/"):
+        return os.path.expanduser(volume.path)
+    return volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
 
 
 def link(source: str, path: str) -> None:

@@ -1,9 +1,10 @@
 """SkyPilot's `file_mounts` and `volumes` as inputs, outputs and volumes."""
 
+import posixpath
 import re
 from dataclasses import dataclass
 
-from remuda.domain.tasks import Transfer, Volume, VolumeKind
+from remuda.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from remuda.spec.fields.kinds import Wrong
 from remuda.spec.fields.urls import read_source
 from remuda.spec.fields.volumes import check_path
@@ -23,17 +24,23 @@ class Mounts:
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
     volumes: tuple[Volume, ...] = ()
+    workdir: Workdir | None = None
 
 
-def read_mounts(table: Node, keeper: Keeper) -> Mounts:
-    """Translate what can be; the rest is kept and refused."""
+def read_mounts(table: Node, workdir: Workdir | None, keeper: Keeper) -> Mounts:
+    """Translate what can be; the rest is kept and refused. Local files travel with the working folder."""
+    local: list[tuple[str, str, Mark]] = []
     inputs: list[Transfer] = []
     outputs: list[Transfer] = []
     for key, value in entries(child(table, "file_mounts")):
         where = f"file_mounts.{key.text}"
         target = _read_target(key.text, where, key.mark, keeper)
+        if isinstance(value, ScalarNode) and not _URL.match(as_text(value)):
+            if target is not None:
+                local.append((as_text(value), target, key.mark))
+            continue
         if isinstance(value, ScalarNode):
-            source = _read_url(as_text(value), key.text, where, key.mark, keeper)
+            source = _read_url(as_text(value), where, key.mark, keeper)
             written = False
         else:
             source = _read_bucket(value, where, key.mark, keeper)
@@ -47,7 +54,31 @@ def read_mounts(table: Node, keeper: Keeper) -> Mounts:
             keeper.note(key.mark, where, f"{reason}a preempted attempt belongs into a `checkpoint` of a Remuda file")
         elif not isinstance(value, ScalarNode) and _mode(value) != "COPY":
             keeper.note(key.mark, where, "it is copied before the work, not mounted")
-    return Mounts(inputs=tuple(inputs), outputs=tuple(outputs), volumes=_read_volumes(table, keeper))
+    folders, workdir = _read_local(local, workdir, keeper)
+    volumes = (*folders, *_read_volumes(table, keeper))
+    return Mounts(inputs=tuple(inputs), outputs=tuple(outputs), volumes=volumes, workdir=workdir)
+
+
+def _read_local(
+    local: list[tuple[str, str, Mark]], workdir: Workdir | None, keeper: Keeper
+) -> tuple[tuple[Volume, ...], Workdir | None]:
+    """Local paths as parts of the working folder; without one the file's own folder is it."""
+    found: list[Volume] = []
+    base = posixpath.normpath(workdir.path) if workdir is not None and workdir.path else "."
+    for source, target, mark in local:
+        path = posixpath.relpath(posixpath.normpath(source), base)
+        outside = source.startswith(("/", "~")) or path.startswith("..") or "$" in source
+        if outside or (workdir is not None and workdir.path is None) or base.startswith(("/", "~")):
+            reason = (
+                f"a local path ({source}) outside the working folder is not put at {target}; put it below `workdir`"
+            )
+            keeper.refuse(mark, f"file_mounts.{target}", reason)
+            continue
+        if workdir is None:
+            workdir = Workdir(path=".")
+            keeper.note(mark, f"file_mounts.{target}", "the file's folder is frozen and sent along for it")
+        found.append(Volume(kind=VolumeKind.FOLDER, source=path, path=target))
+    return tuple(found), workdir
 
 
 def _read_target(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
@@ -62,9 +93,9 @@ def _read_target(text: str, where: str, mark: Mark, keeper: Keeper) -> str | Non
         return None
 
 
-def _read_url(text: str, target: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
+def _read_url(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
     if not _URL.match(text):
-        keeper.refuse(mark, where, f"a local path ({text}) is not put at {target} yet; put it below `workdir`")
+        keeper.refuse(mark, where, f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself")
         return None
     if ".blob.core.windows.net" in text:
         keeper.refuse(mark, where, f"{text} is a container of Azure; write az://CONTAINER/PATH in a Remuda file")
@@ -86,7 +117,7 @@ def _read_bucket(value: Node, where: str, mark: Mark, keeper: Keeper) -> str | N
         keeper.refuse(mark, where, f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source")
         return None
     if text:
-        return _read_url(text.rstrip("/") + "/" if _URL.match(text) else text, where, where, mark, keeper)
+        return _read_url(text.rstrip("/") + "/" if _URL.match(text) else text, where, mark, keeper)
     if store.lower() in _STORES and name:
         path = text_at(value, "_bucket_sub_path") or ""
         keeper.note(mark, where, "the bucket must exist; none is made")

@@ -121,7 +121,7 @@ def _translate_task(table: Node, header: Node | None, number: int, keeper: Keepe
             keeper.refuse(key.mark, key.text, "it belongs to a job group")
     wish = read_wish(child(table, "resources"), keeper)
     env, secrets = _read_variables(table, keeper)
-    mounts = read_mounts(table, keeper)
+    mounts = read_mounts(table, _read_workdir(table, env, keeper), keeper)
     run = text_at(table, "run")
     if not (run or "").strip():
         reason = "there is nothing to run, and a node that only waits for a login is not kept"
@@ -135,7 +135,7 @@ def _translate_task(table: Node, header: Node | None, number: int, keeper: Keepe
         resources=wish.resources,
         nodes=int_at(table, "num_nodes") or 1,
         image=wish.image,
-        workdir=_read_workdir(table, env, keeper),
+        workdir=mounts.workdir,
         env=env,
         secrets=secrets,
         inputs=mounts.inputs,
