@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import asdict
 
 from remuda.cli.main import cli
+from remuda.client import wire
 from remuda.store.snapshot.choose import SHIPPED, refreshed_path
 
 
@@ -38,6 +40,35 @@ def test_offers_as_json_are_the_cheapest_first_and_what_was_asked_for() -> None:
         assert offer["source"]
         assert offer["as_of"]
         assert offer["accelerator_price_usd_hr"] == pytest.approx(offer["price_usd_hr"] / 8, abs=1e-5)
+
+
+def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = ("offers", "--gpu", "H100:8", "--spot", "--limit", "1")
+    [plain] = json.loads(run(*wish, "-o", "json").stdout)
+    assert plain["seen"] is None
+    place = f"{plain['provider']}/{plain['region']}"
+    key = f"{plain['instance_type']}:8/spot"
+    rows = [
+        wire.MarketRow(
+            market=f"{place}/{zone}/{key}",
+            granted=3,
+            refused=1,
+            refused_at=None,
+            lives=3,
+            taken=taken,
+            failed=0,
+            node_hours=20.0,
+            boots=2,
+            boot_s=90.0,
+            preemptions_per_hour=0.1,
+        )
+        for zone, taken in (("a", 1), ("b", 0))
+    ]
+    other = wire.MarketRow(**{**asdict(rows[0]), "market": f"{place}x/{key}"})
+    monkeypatch.setattr("remuda.cli.chances.seen_here", lambda: {row.market: row for row in (*rows, other)})
+    [seen] = json.loads(run(*wish, "-o", "json").stdout)
+    assert seen["seen"] == "granted 6 of 8, taken 1 times in 40.0 h, boots in 90 s"
+    assert "SEEN HERE" in run(*wish).stdout
 
 
 def test_offers_as_csv_have_the_same_rows() -> None:

@@ -47,7 +47,7 @@ def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient
     assert "spot at aws/eu/a/m:0/spot" in told
     assert "spot while it lasts" in told
     assert "second gang attempt 2" in told
-    assert "$1.50 more expected ($0.90 to $4.00 in eight of ten courses), in time in 98%, over in 6.5 h" in told
+    assert "$1.50 more expected ($0.90 to $4.00 in eight of ten courses), in time in 98%, over in about 6h30m" in told
     assert json.loads(run("status", "steered", "-o", "json").stdout)["outlook"]["in_time"] == 0.98
     client.all_jobs["over"] = make_job("over", "done", course=course)
     assert "outlook" not in run("status", "over").stdout

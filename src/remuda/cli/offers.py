@@ -7,7 +7,7 @@ import click
 from remuda.cli.output import output_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from remuda.catalog.query import Matches, NearMiss
     from remuda.cli.output import Column
@@ -92,23 +92,34 @@ def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, objec
         _explain_nothing(snapshot, need, output, bool(given["reserved"]))
     offers = found.offers if by_price else sorted(found.offers, key=_sort_key(str(given["sort"])))
     offers = offers[: rows or None]
-    seen = seen_here()
-    shown = [[*_row(offer), _seen_text(seen.get(offer.key))] for offer in offers]
-    any_seen = any(offer.key in seen for offer in offers)
-    rows_out([*_columns(), Column("seen", "SEEN HERE", hidden=not any_seen, wide=True)], shown, output)
+    seen = seen_here().values()
+    told = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
+    shown = [[*_row(offer), text] for offer, text in zip(offers, told, strict=True)]
+    rows_out([*_columns(), Column("seen", "SEEN HERE", hidden=not any(told), wide=True)], shown, output)
     if output == "table" and len(offers) < found.matched:
         click.echo(f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True)
 
 
-def _seen_text(seen: "MarketRow | None") -> str | None:
-    """ "granted 9 of 12, taken 3 times in 41 h, boots in 95 s"."""
-    if seen is None:
+def _is_of(market: str, offer: "Offer") -> bool:
+    """Whether what was seen there is of this offer; an offer without a zone is all of its region's."""
+    if offer.zone is not None:
+        return market == offer.key
+    place, kind, purchase = market.rsplit("/", 2)
+    own, own_kind, own_purchase = offer.key.rsplit("/", 2)
+    return (kind, purchase) == (own_kind, own_purchase) and (place == own or place.startswith(f"{own}/"))
+
+
+def _seen_text(seen: "Sequence[MarketRow]") -> str | None:
+    """ "granted 9 of 12, taken 3 times in 41.0 h, boots in 95 s"."""
+    if not seen:
         return None
-    told = [f"granted {seen.granted} of {seen.granted + seen.refused}"]
-    if seen.lives:
-        told.append(f"taken {seen.taken} times in {seen.node_hours:.1f} h")
-    if seen.boots:
-        told.append(f"boots in {seen.boot_s:.0f} s")
+    granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
+    told = [f"granted {granted} of {granted + refused}"]
+    if any(row.lives for row in seen):
+        hours = sum(row.node_hours for row in seen)
+        told.append(f"taken {sum(row.taken for row in seen)} times in {hours:.1f} h")
+    if boots := sum(row.boots for row in seen):
+        told.append(f"boots in {sum(row.boots * row.boot_s for row in seen) / boots:.0f} s")
     return ", ".join(told)
 
 

@@ -61,7 +61,10 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
 
 def _course_facts(job: "JobDetail", outlook: "OutlookView | None") -> list[tuple[str, object]]:
     """What was decided last and why, and what is expected of the rest."""
+    from datetime import timedelta
+
     from remuda.cli import shown
+    from remuda.domain.units import format_duration
 
     facts: list[tuple[str, object]] = []
     if job.course is not None:
@@ -72,7 +75,8 @@ def _course_facts(job: "JobDetail", outlook: "OutlookView | None") -> list[tuple
     if outlook is not None and outlook.runs:
         money = [shown.show_money(each) for each in (outlook.mean_micros, outlook.p10_micros, outlook.p90_micros)]
         cost = f"{money[0]} more expected ({money[1]} to {money[2]} in eight of ten courses)"
-        facts.append(("outlook", f"{cost}, in time in {outlook.in_time:.0%}, over in {outlook.hours_p50:.1f} h"))
+        length = format_duration(timedelta(minutes=max(1, round(outlook.hours_p50 * 60))))
+        facts.append(("outlook", f"{cost}, in time in {outlook.in_time:.0%}, over in about {length}"))
     elif outlook is not None:
         facts.append(("outlook", outlook.reason))
     return facts
