@@ -1,0 +1,168 @@
+"""Measured against estimated, on the GPU at hand, for models that no constant was fitted on; one table, a few minutes.
+
+python benchmarks/gpu/estimate.py [--device cuda] [--steps 20]
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from remuda.planner.estimate.devices import Device, device_of
+from remuda.planner.estimate.memory import estimate_memory
+from remuda.planner.estimate.profile import read_profile
+from remuda.planner.estimate.roofline import estimate_step
+from remuda.planner.estimate.settings import Run
+from remuda.train.script import fake_device
+from remuda.train.trace import trace_step
+
+
+class Block(nn.Module):
+    """A layer of a language model: attention over what came before, and a gated network."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.first, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.gate, self.down = (nn.Linear(*size) for size in ((width, 3 * width),) * 2 + ((3 * width, width),))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        split = (x.shape[0], x.shape[1], self.heads, -1)
+        q, k, v = (each.view(split).transpose(1, 2) for each in self.qkv(self.first(x)).chunk(3, -1))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        x = x + self.out(seen)
+        y = self.second(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Words(nn.Module):
+    """A small language model."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32000, width), nn.Linear(width, 32000, bias=False)
+        self.blocks = nn.Sequential(*(Block(width, width // 64) for _ in range(layers)))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embed(words)))
+
+
+def pictures(width: int) -> nn.Module:
+    """A plain convolutional network."""
+    layers: list[nn.Module] = []
+    sizes = (3, width, 2 * width, 4 * width, 8 * width)
+    for low, high in pairwise(sizes):
+        layers += [nn.Conv2d(low, high, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(high), nn.ReLU()]
+        layers += [nn.Conv2d(high, high, 3, padding=1, bias=False), nn.BatchNorm2d(high), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], 1000))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of one model."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]  # of one sample; a language model's is its tokens
+    run: Run
+
+    def batch(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self.run.batch or 1
+        if len(self.shape) == 1:
+            words = torch.randint(0, 32000, (size, *self.shape), device=device)
+            return words, words.flatten()
+        return torch.randn(size, *self.shape, device=device), torch.randint(0, 1000, (size,), device=device)
+
+
+def cases() -> list[Case]:
+    """Two language models and two networks for pictures, each as plain as can be and as fast as can be."""
+    found = []
+    for name, make, shape, batch in (
+        ("words 512x8", lambda: Words(512, 8), (1024,), 16),
+        ("words 1536x12", lambda: Words(1536, 12), (1024,), 8),
+        ("pictures 64", lambda: pictures(64), (3, 224, 224), 128),
+        ("pictures 128", lambda: pictures(128), (3, 224, 224), 64),
+    ):
+        image = len(shape) == 3
+        for precision, compiled in (("tf32", False), ("bf16", False), ("bf16", True)):
+            run = Run(batch=batch, precision=precision, compile=compiled, channels_last=image and precision == "bf16")
+            found.append(Case(name, make, shape, run))
+    return found
+
+
+def loss_of(model: Any, data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    out = model(data)
+    return F.cross_entropy(out.flatten(0, -2), target)
+
+
+def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
+    """Seconds of a step (the median), and the MiB that tensors took at most."""
+    torch.set_float32_matmul_precision("high" if case.run.precision != "fp32" else "highest")
+    torch.backends.cudnn.allow_tf32 = case.run.precision != "fp32"
+    layout = torch.channels_last if case.run.channels_last else torch.contiguous_format
+    model = case.make().to(device).to(memory_format=layout)  # type: ignore[call-overload]  # torch's stub lacks it
+    optimizer = torch.optim.AdamW(model.parameters())
+    used = torch.compile(model) if case.run.compile else model
+    data, target = case.batch(device)
+    data = data.contiguous(memory_format=layout) if data.dim() == 4 else data
+    times = []
+    for step in range(steps + 8):
+        if step == 8:
+            torch.cuda.reset_peak_memory_stats()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=case.run.precision == "bf16"):
+            loss = loss_of(used, data, target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times[8:]), torch.cuda.max_memory_allocated() / 2**20
+
+
+def estimate(case: Case, device: Device) -> tuple[float, float, float]:
+    """The same two, and the need with its margin in MiB."""
+    with fake_device():
+        model = case.make()
+        data, target = case.batch("cpu")
+        precision = "bf16" if case.run.precision == "bf16" else "fp32"
+        traced = trace_step(
+            model, lambda: loss_of(model, data, target), batch=case.run.batch or 1, precision=precision, name=case.name
+        )
+    profile = read_profile(traced)
+    memory = estimate_memory(profile, case.run)
+    return estimate_step(profile, device, case.run).total, memory.peak, memory.needed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only-estimate", metavar="NAME", help="no GPU: what is expected of this accelerator")
+    given = parser.parse_args()
+    device = device_of(given.only_estimate or torch.cuda.get_device_name())
+    if device is None:
+        raise SystemExit("no figures are known for this device")
+    print("| model | precision | step ms | estimated | off | peak GiB | estimated | off | need |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
+    for case in cases():
+        time, peak, need = estimate(case, device)
+        real, held = (0.0, 0.0) if given.only_estimate else measure(case, "cuda", given.steps)
+        how = f"{case.run.precision}{' compiled' if case.run.compile else ''}"
+        off = ("-", "-") if not real else (f"{time / real - 1:+.0%}", f"{peak / held - 1:+.1%}")
+        print(
+            f"| {case.name} | {how} | {real * 1e3:.1f} | {time * 1e3:.1f} | {off[0]} | {held / 1024:.2f} | "
+            f"{peak / 1024:.2f} | {off[1]} | {need / 1024:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
