@@ -146,14 +146,17 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool) -> None:
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
     """The cheapest node on demand with at least `count` of an accelerator, by its name and memory."""
     from remuda.domain.offers import Purchase
-    from remuda.domain.tasks import Resources
+    from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
     from remuda.store.snapshot import Snapshot
     from remuda.store.snapshot.layout import SnapshotError
 
     best: dict[tuple[str, int], Offer] = {}
     try:
         with Snapshot.open() as snapshot:
-            offers = snapshot.match(Resources(), misses=0).offers
+            need = Resources(
+                accelerators=(AcceleratorNeed(count_min=count, count_max=max(count, 64)),), spot=SpotPolicy.NEVER
+            )
+            offers = snapshot.match(need, misses=0).offers
     except SnapshotError as error:
         raise Failure(str(error)) from error
     for offer in offers:
