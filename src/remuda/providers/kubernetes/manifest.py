@@ -6,6 +6,8 @@ from datetime import timedelta
 from remuda.providers.base import Feature, Manifest, Setting, SettingKind
 
 LACKS: Mapping[Feature, str] = {
+    Feature.BUILD: "the nodes of a cluster build no images; `remuda image build --push NAME` makes one to name here",
+    Feature.LOGIN: "pods pull with the secrets that the setting `pull_secrets` names, not with a task's own",
     Feature.BUILD: "pods start from images of a registry; `remuda image build --push NAME` makes one to name",
     Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting `pull_secrets` names",
     Feature.NETWORK: "Kubernetes does not say how fast the network between its nodes is, and nodes choose none",

@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class KubernetesProvider:
-    """Implements Provider, SignalsChanges, Carries, Introduces, StatesPolicy, Exports and Closes."""
+    """Implements Provider, SignalsChanges, Carries, ChecksTasks, Introduces, StatesPolicy, Exports and Closes."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -89,6 +89,11 @@ class KubernetesProvider:
         finally:
             for watch in self._watches.values():
                 watch.stop_carrying()
+
+    def check(self, task: Task) -> Sequence[str]:
+        if any(volume.options for volume in task.volumes):
+            return ["volumes: pods mount NFS with the options of their node; leave `options` out"]
+        return []
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         return [fact for site in self.sites().values() for fact in await introduce(site, self._wishes)]
