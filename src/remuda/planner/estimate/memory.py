@@ -1,6 +1,6 @@
 """Peak memory of a step from its profile, and what to have so that it fits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from remuda.planner.estimate.profile import Peak, WorkProfile
 from remuda.planner.estimate.settings import Run, optimizer_costs
@@ -39,20 +39,26 @@ def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
     """Peak memory of `profile` run so: the forward and backward pass or the optimizer's step, whichever is higher."""
     batch = run.batch or profile.batch
     scale = batch / profile.batch
-    peak = _compiled(profile) if run.compile else profile.peak
     shards = run.accelerators if run.shard else 1
     state_per_parameter, _ = optimizer_costs(run.optimizer or profile.optimizer)
     parameters = profile.parameter_bytes / shards
     state = profile.parameters * state_per_parameter / shards
     whole_gradients = profile.gradient_bytes / shards
-    at_peak = whole_gradients if run.accumulate > 1 else peak.gradients / shards
-    made = (peak.activations - peak.fixed) * scale + peak.fixed
-    if run.math_attention:
-        made += _scores(profile) * scale
+    more = _scores(profile) * scale if run.math_attention else 0.0
     if run.shard:  # two layers' worth of gathered parameters, of which a model is taken to have at least 16
-        made += profile.parameter_bytes / 8
+        more += profile.parameter_bytes / 8
+
+    def height(peak: Peak) -> tuple[float, float]:
+        fixed = 0.0 if run.shard else peak.fixed
+        made = (peak.activations - peak.fixed) * scale + fixed + more
+        return made + (whole_gradients if run.accumulate > 1 else peak.gradients / shards), made
+
+    high, made = max(height(peak) for peak in profile.peaks)
+    if run.compile:
+        low, made_compiled = max(height(peak) for peak in profile.peaks_compiled)
+        high, made = low + KEPT_COMPILED * (high - low), made_compiled + KEPT_COMPILED * (made - made_compiled)
     step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
-    dynamic = max(made + at_peak, step)
+    dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB
     margin = 1 + (MARGIN_COMPILED if run.compile else MARGIN)
     return MemoryEstimate(
@@ -64,11 +70,6 @@ def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
         peak=held + dynamic * ROUNDING / MIB + WORKSPACE_MIB,
         needed=held + dynamic * margin / MIB + WORKSPACE_MIB + CONTEXT_MIB,
     )
-
-
-def _compiled(profile: WorkProfile) -> Peak:
-    least, most = profile.peak_compiled, profile.peak
-    return replace(least, activations=least.activations + KEPT_COMPILED * (most.activations - least.activations))
 
 
 def _scores(profile: WorkProfile) -> float:

@@ -27,7 +27,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What is alive at the peak of a micro-batch beside parameters, buffers and optimizer state, in bytes."""
+    """What is alive at one moment of a micro-batch beside parameters, buffers and optimizer state, in bytes."""
 
     activations: float  # all that the step made
     fixed: float  # of them what does not grow with the batch: parameters cast to another type
@@ -56,8 +56,8 @@ class WorkProfile:
     parameter_bytes: float
     gradient_bytes: float
     buffer_bytes: float
-    peak: Peak
-    peak_compiled: Peak
+    peaks: tuple[Peak, ...]  # the moments that are the highest for some batch or sharding
+    peaks_compiled: tuple[Peak, ...]
     kernels: tuple[Kernel, ...]
     collectives: tuple[Collective, ...] = ()
 
@@ -83,8 +83,8 @@ def read_profile(data: object) -> WorkProfile:
             parameter_bytes=float(memory["parameters"]),
             gradient_bytes=float(memory["gradients"]),
             buffer_bytes=float(memory["buffers"]),
-            peak=_peak(memory["activations"]),
-            peak_compiled=_peak(memory["activations_compiled"]),
+            peaks=_peaks(memory["activations"]),
+            peaks_compiled=_peaks(memory["activations_compiled"]),
             kernels=tuple(_kernel(each) for each in data["ops"]),
             collectives=tuple(_collective(each) for each in data.get("collectives", ())),
         )
@@ -100,8 +100,10 @@ def _positive(value: object, name: str) -> int:
     return value
 
 
-def _peak(numbers: list[float]) -> Peak:
-    return Peak(activations=float(numbers[0]), fixed=float(numbers[1]), gradients=float(numbers[2]))
+def _peaks(rows: list[list[float]]) -> tuple[Peak, ...]:
+    if not rows:
+        raise ValueError("no moment of memory is given")
+    return tuple(Peak(activations=_number(row[0]), fixed=_number(row[1]), gradients=_number(row[2])) for row in rows)
 
 
 def _kernel(data: Mapping[str, object]) -> Kernel:

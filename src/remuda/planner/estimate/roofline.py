@@ -133,11 +133,11 @@ def _rate(kernel: Kernel, device: Device, precision: str, constants: Constants) 
         rate *= constants.conv
     elif kernel.kind == "attention":
         rate *= constants.attention
-    return rate * device.achieved * (_H200_FLOPS / device.half) ** _FALLOFF
+    return float(rate * device.achieved * (_H200_FLOPS / device.half) ** _FALLOFF)
 
 
 def _bandwidth(device: Device) -> float:
-    return device.bandwidth * (_H200_BANDWIDTH / device.bandwidth) ** _FALLOFF
+    return float(device.bandwidth * (_H200_BANDWIDTH / device.bandwidth) ** _FALLOFF)
 
 
 def _communication(profile: WorkProfile, device: Device, run: Run) -> float:
