@@ -99,6 +99,22 @@ def test_a_new_attempt_ends_the_stopping_of_the_old() -> None:
     assert minutes(make_job(), [first, second], 9) == {"starting": 2, "running": 2 + 4, "stopping": 1}
 
 
+def test_a_gang_beside_the_first_counts_from_when_it_has_the_work() -> None:
+    job = replace(make_job(ended=60), attempt=2)
+    first = make_attempt(1, 0, running=2, finished=30, ended=31, checkpoint=30, outcome=Outcome.PREEMPTED)
+    second = make_attempt(2, 20, running=31, finished=60, ended=60, outcome=Outcome.SUCCEEDED)
+    told = minutes(job, [first, second], 60)
+    assert told == {"starting": 3, "running": 57}
+
+
+def test_a_gang_beside_that_never_got_the_work_changes_nothing() -> None:
+    job = replace(make_job(ended=60), attempt=1)
+    own = make_attempt(1, 0, running=2, finished=60, ended=60, outcome=Outcome.SUCCEEDED)
+    refused = make_attempt(2, 20, ended=21, outcome=Outcome.CAPACITY)
+    given_back = make_attempt(3, 40, launched=41, ended=50, outcome=Outcome.STOPPED)
+    assert minutes(job, [own, refused, given_back], 60) == minutes(job, [own], 60)
+
+
 def test_stretches_name_their_attempt() -> None:
     first = make_attempt(1, 1, running=2, finished=3, ended=3, outcome=Outcome.PREEMPTED)
     second = make_attempt(2, 4)

@@ -62,10 +62,11 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> Timeline:
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
     stretches: list[Stretch] = []
-    ordered = sorted(attempts, key=lambda attempt: attempt.number)
+    ordered = _one_after_another(job, attempts, end)
     for attempt, following in zip_longest(ordered, ordered[1:]):
-        # What follows an attempt begins with the next one's creation, even if the old gang is not quite gone.
-        over = min(following.created_at, end) if following else end
+        # What follows an attempt begins with the next one's creation, even if the old gang is not quite gone; a gang
+        # that was started beside it begins when the work of the first was over.
+        over = min(max(following.created_at, _work_until(attempt, end)), end) if following else end
         edges = [(Spell.QUEUED, min(attempt.created_at, end)), *((s, min(t, over)) for s, t in _edges(attempt, end))]
         for spell, until in edges:
             number = attempt.number - 1 if spell is Spell.QUEUED else attempt.number
@@ -73,6 +74,21 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> Timeline:
             cursor = max(cursor, until)
     _append(stretches, Spell.QUEUED, cursor, end, ordered[-1].number if ordered else 0)
     return Timeline(stretches=tuple(stretches))
+
+
+def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
+    """By number, without those that were started beside the job's gang and never got the work."""
+    kept: list[Attempt] = []
+    for attempt in sorted(attempts, key=lambda attempt: attempt.number):
+        beside = bool(kept) and attempt.created_at < _work_until(kept[-1], end)
+        if not beside or attempt.running_at is not None or attempt.number == job.attempt:
+            kept.append(attempt)
+    return kept
+
+
+def _work_until(attempt: Attempt, end: datetime) -> datetime:
+    """Until when it worked, or may; an attempt that never worked holds up no other."""
+    return attempt.created_at if attempt.running_at is None else attempt.finished_at or attempt.ended_at or end
 
 
 def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[Spell, datetime]]:

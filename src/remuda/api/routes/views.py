@@ -55,7 +55,7 @@ def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.Job
         ended_at=job.ended_at,
         attempt=job.attempt,
         exit_code=job.exit_code,
-        place=attempts[-1].offer.key if attempts else None,
+        place=_place(job, attempts),
         spent_micros=spent.micros,
     )
 
@@ -76,7 +76,7 @@ def job_detail(
         ended_at=job.ended_at,
         attempt=job.attempt,
         exit_code=job.exit_code,
-        place=attempts[-1][0].offer.key if attempts else None,
+        place=_place(job, [attempt for attempt, _ in attempts]),
         spent_micros=spent.micros,
         task=Raw(_encode(job.task)),
         origin=Raw(_encode(job.origin)),
@@ -90,6 +90,12 @@ def job_detail(
         reliefs=list(job.reliefs),
         avoid=dict(job.avoid),
     )
+
+
+def _place(job: Job, attempts: Sequence[Attempt]) -> str | None:
+    """Where the job's own gang is or was; one beside it may be the latest."""
+    own = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
+    return own.offer.key if own is not None else None
 
 
 def _course(course: Course) -> wire.CourseView:

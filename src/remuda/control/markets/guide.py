@@ -126,7 +126,7 @@ class Guide:
             works=current is not None and current.phase not in _COMING,
             starting_for=now - current.created_at if current else timedelta(0),
             unsaved=_unsaved(current, now),
-            home=attempts[-1].offer if attempts else None,
+            home=next((attempt.offer for attempt in attempts if attempt.number == job.attempt), None),
             setup=_setup_time(job, nodes),
             budget_left=await self._budget_left(job),
         )
