@@ -159,7 +159,7 @@ def by_hand(
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     losses, norms = [], []
     for step in range(steps):
-        chosen = [order.index(p) for p in range(step * batch, (step + 1) * batch)]
+        chosen = order.indices(range(step * batch, (step + 1) * batch))
         seeds.sow(seeds.mix(3, step + 1, 0))
         with torch.autocast("cpu", low, enabled=low is not None):
             loss = F.cross_entropy(model(x[chosen]), y[chosen])
@@ -204,7 +204,7 @@ def by_hand_on_ranks(say: Say, precision: str, sharded: bool, steps: int) -> lis
     losses = []
     for step in range(steps):
         low_end, share = step * 24 + rank * 24 // size, 24 // size
-        chosen = [order.index(p) for p in range(low_end, low_end + share)]
+        chosen = order.indices(range(low_end, low_end + share))
         with torch.autocast("cpu", low, enabled=low is not None and not sharded):
             loss = F.cross_entropy(model(x[chosen]), y[chosen])
         scaler.scale(loss).backward()

@@ -102,11 +102,12 @@ class Gradients:
                 values = cut(batch.values, low, high) if samples else cut(batch.values, 0, 1)
             with self._forward():
                 value = loss(values)
-            weighted = value * (samples * self._averaged_over / batch.total)
+            weight = samples * self._averaged_over / batch.total
+            weighted = value if weight == 1 else value * weight
             if self._numbers.scaler is not None:
                 weighted = self._numbers.scaler.scale(weighted)
             weighted.backward()
-            mean = mean + value.detach() * (samples / batch.size)
+            mean = value.detach() if count == 1 else mean + value.detach() * (samples / batch.size)
         return mean
 
     def _forward(self) -> AbstractContextManager[Any]:

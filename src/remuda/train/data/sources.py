@@ -45,7 +45,7 @@ class Tensors:
         return self._shape(tuple(t[index] for t in self._tensors))
 
     def fetch_batch(self, indices: Sequence[int]) -> Any:
-        chosen = torch.tensor(indices)
+        chosen = torch.as_tensor(indices)
         return self._shape(tuple(t[chosen] for t in self._tensors))
 
     def _shape(self, values: tuple[Any, ...]) -> Any:

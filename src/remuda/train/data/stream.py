@@ -8,7 +8,7 @@ augmentations are seeded by). Grain shuffles, prefetches, and runs the worker pr
 """
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from remuda.train.data.quiet import grain, index_shuffle
 from remuda.train.data.sources import Source
 
 ROUNDS = 4  # of the shuffle's cipher, as Grain's own shuffle has
+LISTED = 2**22  # samples up to which an epoch's order is kept as a list; beyond, each place is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +69,39 @@ class Data:
         self.transform = transform
         self._random = transform is not None and _takes_random(transform)
         self.position = 0
+        self._listed: tuple[int, Any] = (-1, None)
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.transform is None and hasattr(self.source, "fetch_batch")
 
     @property
     def epoch(self) -> float:
         """Epochs read so far, as 2.5."""
         return self.position / len(self.source)
 
-    def index(self, position: int) -> int:
-        """The sample at a position."""
-        epoch, place = divmod(position, len(self.source))
-        if not self.shuffle or len(self.source) == 1:
-            return place
-        seed = (self.seed + epoch) % 2**32
-        return int(index_shuffle(place, max_index=len(self.source) - 1, seed=seed, rounds=ROUNDS))
+    def indices(self, positions: range) -> Any:
+        """The samples at these positions, an array of their numbers."""
+        length = len(self.source)
+        first, last = positions[0] // length, positions[-1] // length
+        if first != last:  # an epoch ends here
+            border = (first + 1) * length
+            parts = (range(positions[0], border), range(border, positions[-1] + 1))
+            return np.concatenate([self.indices(part) for part in parts])
+        places = np.arange(positions[0], positions[-1] + 1) - first * length
+        if not self.shuffle or length == 1:
+            return places
+        if length <= LISTED:
+            return self._order(first)[places]
+        seed = (self.seed + first) % 2**32
+        return np.array([index_shuffle(int(p), max_index=length - 1, seed=seed, rounds=ROUNDS) for p in places])
 
-    def fetch(self, positions: Sequence[int]) -> Any:
+    def fetch(self, positions: range) -> Any:
         """The samples at these positions, transformed, as one batch."""
-        indices = [self.index(p) for p in positions]
-        if self.transform is None and hasattr(self.source, "fetch_batch"):
-            return self.source.fetch_batch(indices)
+        chosen = self.indices(positions)
+        if self.is_in_memory:
+            return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]  # that is what being in memory means
+        indices = chosen.tolist()
         many = getattr(self.source, "__getitems__", None)
         samples = many(indices) if many is not None else [self.source[i] for i in indices]
         if self.transform is not None:
@@ -107,6 +122,9 @@ class Data:
             first = start + step * size
             return self.fetch(range(first + low, first + high))
 
+        if self.is_in_memory:  # a thread would only keep the interpreter from the training loop
+            yield from map(fetch, range(count))
+            return
         steps = grain.MapDataset.range(count).map(fetch)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0)
         ready = steps.to_iter_dataset(options)
@@ -120,6 +138,13 @@ class Data:
         finally:
             batches.close()
 
+    def _order(self, epoch: int) -> Any:
+        listed, order = self._listed  # one look: another thread may be in another epoch
+        if listed != epoch:
+            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(len(self.source))
+            self._listed = (epoch, order)
+        return order
+
     def _apply(self, sample: Any, position: int) -> Any:
         assert self.transform is not None
         if not self._random:
@@ -130,9 +155,10 @@ class Data:
 def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
     """A batch on the device; from page-locked memory the copy runs beside the computation."""
 
+    if device.type == "cpu" and not channels_last:
+        return values
+
     def one(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
         if not isinstance(value, torch.Tensor):
             return value
         if device.type != "cpu":

@@ -41,10 +41,7 @@ class Placed:
     data_rank: int
     data_ranks: int
     pipeline: Pipeline | None
-
-    @property
-    def is_sharded(self) -> bool:
-        return hasattr(self.model, "set_requires_gradient_sync")
+    is_sharded: bool
 
 
 def make_mesh(plan: Plan, world: World) -> Any:
@@ -83,7 +80,7 @@ def place(model: nn.Module, plan: Plan, world: World, mesh: Any, numbers: Number
     if mesh is not None:
         data_rank = mesh.get_local_rank("replicas") * plan.shards + mesh.get_local_rank("shards")
     pipeline = Pipeline(model, mesh, device) if plan.pipeline > 1 else None
-    return Placed(model, mesh, reducer, data_rank, plan.data_ranks, pipeline)
+    return Placed(model, mesh, reducer, data_rank, plan.data_ranks, pipeline, plan.shards > 1)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:

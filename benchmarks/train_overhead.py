@@ -1,0 +1,89 @@
+"""What remuda.train adds to a step, beside the 20 ms that a short step takes, and what saves take of all time.
+
+    python benchmarks/train_overhead.py
+
+The same small model, data and optimizer in a loop written by hand and in one of remuda.train, in one process, ten
+steps of each in turn (ABAB...): whatever else the machine does falls on both. What is added does not depend on the
+model's size, so a small one shows it best; the difference is the median over pairs.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from remuda import train
+from remuda.train.checkpoint.interval import Interval
+
+PAIRS, STEPS, BATCH, WIDTH = 200, 10, 64, 256
+STEP_S = 0.02
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    x, y = torch.randn(8192, WIDTH), torch.randint(0, 10, (8192,))
+    with tempfile.TemporaryDirectory() as folder:
+        run = train.Run(folder, plan=train.Plan(), device="cpu", save_every=1e9)
+        ours, theirs = loop_of_ours(run, x, y), loop_by_hand(x, y)
+        spend(ours), spend(theirs)
+        pairs = [(spend(ours), spend(theirs)) for _ in range(PAIRS)]
+        begun = time.perf_counter()
+        run.save()
+        next(ours)
+        stall = time.perf_counter() - begun
+        run.keeper.store.wait()
+        interval = Interval(stall_s=stall, write_s=run.keeper.store.seconds)
+        run.close()
+    by_hand = statistics.median(b for _, b in pairs)
+    added = statistics.median(a - b for a, b in pairs)
+    share, saving = added / STEP_S, stall / interval.seconds
+    print(f"a step by hand                 {by_hand * 1e3:7.2f} ms")
+    print(f"added by remuda.train          {added * 1e3:7.3f} ms   {share:.2%} of a step of 20 ms, bar 1 %")
+    print(f"a save, with a step beside it  {stall * 1e3:7.2f} ms")
+    print(f"chosen interval                {interval.seconds:7.1f} s    {saving:.2%} of the time, bar 1 %")
+
+
+def spend(loop: Iterator[None]) -> float:
+    """Seconds of one of the next steps."""
+    begun = time.perf_counter()
+    for _ in range(STEPS):
+        next(loop)
+    return (time.perf_counter() - begun) / STEPS
+
+
+def make_model() -> nn.Module:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def loop_of_ours(run: train.Run, x: torch.Tensor, y: torch.Tensor) -> Iterator[None]:
+    model = run.model(make_model)
+    optimizer = run.optimizer(torch.optim.SGD, lr=1e-3)
+    data = run.data(train.Tensors(x, y), global_batch=BATCH)
+    for batch in run.batches(data, epochs=1000):
+        value = run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+        run.step(optimizer)
+        run.log(loss=value)
+        yield
+
+
+def loop_by_hand(x: torch.Tensor, y: torch.Tensor) -> Iterator[None]:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    while True:
+        order = torch.randperm(len(x))
+        for first in range(0, len(x), BATCH):
+            chosen = order[first : first + BATCH]
+            loss = F.cross_entropy(model(x[chosen]), y[chosen])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""One order for any number of ranks: every sample once, resumed anywhere, with the same augmentations."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remuda.train import Data, Tensors, open_source, register_reader
+from remuda.train.data import stream
+from remuda.train.data.stream import Share, cut, move
+
+
+class Numbers:
+    """A plain dataset: sample n is n itself."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def jitter(sample: int, random: np.random.Generator) -> tuple[int, float]:
+    return sample, float(random.random())
+
+
+def read(data: Data, ranks: int, steps: int, **options: Any) -> list[list[Any]]:
+    """The next global batches, put together from all ranks, each a list of samples; the data moves on."""
+    until = data.position + steps * data.global_batch
+    shares = [Share(rank, ranks, data.global_batch) for rank in range(ranks)]
+    streams: list[Iterator[Any]] = [data.read(share, until, **options) for share in shares]
+    found = [[sample for part in parts for sample in samples(part)] for parts in zip(*streams, strict=True)]
+    data.position = until
+    assert len(found) == steps
+    return found
+
+
+def samples(part: Any) -> list[Any]:
+    return list(zip(*(v.tolist() for v in part), strict=True)) if isinstance(part, list | tuple) else part.tolist()
+
+
+@pytest.mark.parametrize("global_batch", [12, 10, 7])
+@pytest.mark.parametrize("source", [Numbers(60), Tensors(torch.arange(60))], ids=["dataset", "tensors"])
+def test_any_ranks_read_what_one_reads(source: Any, global_batch: int) -> None:
+    alone = Data(source, global_batch=global_batch, seed=4)
+    shared = Data(source, global_batch=global_batch, seed=4)
+    expected = read(alone, 1, 12)
+    assert [batch for ranks in (4, 2, 1, 3, 5) for batch in read(shared, ranks, 2)] == expected[:10]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_each_epoch_has_each_sample_once_in_another_order(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not listed:
+        monkeypatch.setattr(stream, "LISTED", 0)
+    data = Data(Numbers(60), global_batch=7, seed=1)
+    order = [data.indices(range(e * 60, e * 60 + 60)).tolist() for e in range(3)]
+    assert [Counter(epoch) for epoch in order] == [Counter(range(60))] * 3
+    assert len({tuple(epoch) for epoch in order}) == 3
+    assert data.indices(range(50, 70)).tolist() == order[0][50:] + order[1][:10]
+    other = Data(Numbers(60), global_batch=7, seed=2).indices(range(60)).tolist()
+    assert other != order[0]
+    assert Data(Numbers(60), global_batch=7, shuffle=False).indices(range(58, 62)).tolist() == [58, 59, 0, 1]
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 3, "prefetch": 4}], ids=str)
+def test_augmentations_follow_the_sample_and_not_the_rank(options: dict[str, int]) -> None:
+    alone = Data(Numbers(40), global_batch=8, seed=9, transform=jitter)
+    shared = Data(Numbers(40), global_batch=8, seed=9, transform=jitter)
+    expected = read(alone, 1, 6)
+    assert [batch for ranks in (3, 1, 2) for batch in read(shared, ranks, 2, **options)] == expected
+    assert len({value for batch in expected for _, value in batch}) == 48  # another one in the next epoch too
+
+
+def test_worker_processes_read_the_same() -> None:
+    expected = read(Data(Numbers(40), global_batch=8, seed=9, transform=jitter), 1, 2)
+    assert read(Data(Numbers(40), global_batch=8, seed=9, transform=jitter), 1, 2, workers=1) == expected
+
+
+def test_a_stream_that_is_left_early_ends_its_threads() -> None:
+    data = Data(Numbers(10**9), global_batch=4)
+    batches = data.read(Share(0, 1, 4), 10**9)
+    next(batches)
+    batches.close()
+    assert list(batches) == []
+
+
+def test_what_is_not_whole_is_left_out() -> None:
+    data = Data(Numbers(10), global_batch=4)
+    assert len(list(data.read(Share(0, 1, 4), 10))) == 2
+    with pytest.raises(ValueError, match="too small for 5 ranks"):
+        next(data.read(Share(0, 5, 4), 10))
+
+
+def test_sources() -> None:
+    named = Tensors(x=torch.ones(3, 2), y=torch.arange(3))
+    assert named[1]["y"] == 1
+    assert open_source(torch.utils.data.TensorDataset(torch.arange(3)))[2][0] == 2
+    register_reader("count", lambda path, **options: Numbers(int(path)))
+    assert len(open_source("count:12")) == 12
+    with pytest.raises(ValueError, match="no reader is known for 'nosuch:x'"):
+        open_source("nosuch:x")
+    with pytest.raises(TypeError, match="no length"):
+        open_source(iter([1]))
+    with pytest.raises(ValueError, match="different lengths"):
+        Tensors(torch.ones(2), torch.ones(3))
+    with pytest.raises(ValueError, match="nothing to train on"):
+        Data(Numbers(0), global_batch=1)
+
+
+def test_batches_on_their_way() -> None:
+    batch = {"x": torch.ones(4, 3, 2, 2), "name": ["a", "b"]}
+    moved = move(batch, torch.device("cpu"), pin=True, channels_last=True)
+    assert moved["x"].is_contiguous(memory_format=torch.channels_last)
+    assert moved["name"] == ["a", "b"]
+    assert cut(batch, 1, 3)["x"].shape == (2, 3, 2, 2)
