@@ -142,7 +142,8 @@ def apptainer(tmp_path: Path) -> str:
 
 def test_apptainer_runs_the_work(apptainer: str) -> None:
     for _ in range(2):
-        with make_rig(run="echo $A $REMUDA_RANK; env | grep -c 'open[s]esame' || true; exit 4", env={"A": "b c"}) as rig:
+        run = "echo $A $REMUDA_RANK; env | grep -c 'open[s]esame' || true; exit 4"
+        with make_rig(run=run, env={"A": "b c"}) as rig:
             rig.stub.work["image"] = "registry.example/team/image:1"
             rig.stub.work["image_login"] = "ann:opensesame"
             rig.environ["PATH"] = apptainer

@@ -1,10 +1,24 @@
 """The Dockerfile that is made of a task: which base, how many stages, what is copied."""
 
-import pytest
+import subprocess
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from remuda.cli.main import cli
 from remuda.domain.tasks import AcceleratorNeed, Resources, Task, Workdir
 from remuda.spec import parse_task
-from remuda.spec.dockerfile import CUDA_BUILD, CUDA_RUN, CUDA_WHEELS, PYTHON, ROCM, SETUP_FILE, make_recipe
+from remuda.spec.dockerfile import (
+    CUDA_BUILD,
+    CUDA_RUN,
+    CUDA_WHEELS,
+    PYTHON,
+    ROCM,
+    SETUP_FILE,
+    make_dockerfile,
+    make_recipe,
+)
 
 
 def bases(text: str) -> list[str]:
@@ -63,3 +77,21 @@ def test_a_named_image_is_the_base_of_one_stage() -> None:
 def test_equal_tasks_give_equal_recipes() -> None:
     text = "run: x\nsetup: pip install numpy\nenv: {B: 1, A: 2}"
     assert make_recipe(parse_task(text)) == make_recipe(parse_task(text.replace("{B: 1, A: 2}", "{A: 2, B: 1}")))
+
+
+def test_one_file_alone_writes_the_setup_itself(tmp_path: Path) -> None:
+    setup = "pip install 'numpy>=1'\npip install \"a b\" $HOME\n"
+    text = make_dockerfile(Task(name="t", run="x", setup=setup))
+    assert "COPY" not in text.split("\n\nFROM ")[0]
+    at = text.index("RUN printf")
+    command = text[at + 4 : text.index(f">/tmp/{SETUP_FILE}", at)].replace("\\\n", " ")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == setup
+
+
+def test_export_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("run: x\nsetup: pip install numpy\n")
+    done = CliRunner().invoke(cli, ["export", "dockerfile", str(file)])
+    assert done.exit_code == 0
+    assert done.output.rstrip("\n") == make_dockerfile(parse_task(file.read_text(), file="t.yaml")).rstrip("\n")

@@ -28,17 +28,27 @@ ASK_TIMEOUT_S = 30
 def command(place: str, file: str, target: str | None, ask: bool, param: tuple[str, ...]) -> None:
     """Write what would be submitted to PLACE, for use without Remuda.
 
-    PLACE is a provider that has a language of its own, such as kubernetes, slurm or pbs. What is written runs the
+    PLACE is a provider that has a language of its own, such as kubernetes, slurm or pbs; or `dockerfile`, for an image
+    of what the task's setup makes. What is written runs the
     task's setup and work with the variables that Remuda would set; restarts, checkpoints that move and bills are
     Remuda's and stay out. What the reader must do by hand stands in comments.
     """
     task = read_any_task(file, read_params(param))
-    text = asyncio.run(_export(place, task, ask))
+    text = _write_dockerfile(task) if place == "dockerfile" else asyncio.run(_export(place, task, ask))
     if target is None:
         click.echo(text.rstrip("\n"))
     else:
         Path(target).write_text(text, encoding="utf-8")
         click.echo(f"wrote {target}", err=True)
+
+
+def _write_dockerfile(task: "Task") -> str:
+    if task.image_build is not None:
+        own = f"{task.image_build.path}/{task.image_build.dockerfile}"
+        raise Failure("the task has a Dockerfile of its own", f"it is {own} of the working folder", exit_code=2)
+    from remuda.spec.dockerfile import make_dockerfile
+
+    return make_dockerfile(task)
 
 
 async def _export(place: str, task: "Task", ask: bool) -> str:

@@ -118,8 +118,9 @@ class VolumeKind(StrEnum):
 class Volume:
     """Files that outlive jobs, seen by each node under `path`: a full path, or one within the working folder.
 
-    `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the working folder. Size and type are of a named volume that
-    is to be made where there is none of that name; None and "" use one that exists, whatever it is like.
+    `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the working folder. Size
+    and type are of a named volume that is to be made where there is none of that name; None and "" use one that
+    exists, whatever it is like.
     """
 
     kind: VolumeKind

@@ -56,6 +56,16 @@ def make_recipe(task: Task, *, base: str = "") -> Recipe:
     return _two_stages(task, setup, _choose_build(task), run, uses)
 
 
+def make_dockerfile(task: Task, *, base: str = "") -> str:
+    """The same as one file that needs nothing beside it but the working folder."""
+    recipe = make_recipe(task, base=base)
+    text = recipe.text
+    for name, content in recipe.files.items():
+        lines = " \\\n    ".join(shlex.quote(line) for line in content.splitlines())
+        text = text.replace(f"COPY {name} /tmp/{name}", f"RUN printf '%s\\n' \\\n    {lines} \\\n    >/tmp/{name}")
+    return text
+
+
 def _one_stage(task: Task, setup: _Setup, base: str, uses: tuple[str, ...] | None) -> Recipe:
     lines = [f"FROM {base}", "WORKDIR /work"]
     notes = []
