@@ -123,7 +123,7 @@ def make_submission(dice: Random, troubles: float) -> Submission:
             budget=budget if dice.random() < 0.4 else None,
             unattended=LEASE,
         ),
-        retry=Retry(node=None),
+        retry=Retry(node=None, parallel=dice.choice((1, 1, 2, 3))),
         work=Work(samples=work_s, rates={"cpu": 1.0}),
         setup="true" if dice.random() < 0.3 else None,
     )

@@ -156,7 +156,7 @@ def stories(draw: st.DrawFn) -> Story:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(stories())
 def test_every_job_ends_and_every_second_is_paid_once(story: Story) -> None:
     check_all(play(story))
