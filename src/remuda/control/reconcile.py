@@ -25,6 +25,7 @@ from remuda.costs.metering import bill, total
 from remuda.domain.events import Charge
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, Order, Outcome
 from remuda.domain.places import Hold
+from remuda.domain.tasks import VolumeKind
 from remuda.domain.units import HourlyRate, Money, format_duration, format_usd
 from remuda.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapacity, Refused, TryAgain
 from remuda.store.base import NotFound, Stale, Store
@@ -328,7 +329,7 @@ class JobReconciler:
             longest=None if longest is None else max(_AT_ONCE, longest - scene.ran(self._clock.now())),
             holds=holds,
             labels={**job.task.tags, "project": job.project, "job": job.name},
-            volumes=job.task.volumes,
+            volumes=[each for each in job.task.volumes if each.kind is not VolumeKind.FOLDER],  # the agent's own
             grace=job.task.grace,
             disk_gib=job.task.resources.disk_gib,
             disk_type=job.task.resources.disk_type,

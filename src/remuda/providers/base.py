@@ -122,7 +122,9 @@ class GangSpec:
     longest: timedelta | None = None  # the work is ended when it has run so long; None: nobody knows how long it runs
     holds: Sequence[Hold] = ()  # by rank, on shared hosts
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
-    volumes: Sequence[Volume] = ()  # a path that is a mount point when the agent comes is left as it is
+    # Of a path that is a mount point when the agent comes nothing more is done. One within the working folder, which
+    # the agent makes anew, may be mounted as /remuda/volumes/ and the first 12 hex digits of the path's SHA-256.
+    volumes: Sequence[Volume] = ()
     grace: timedelta = timedelta(seconds=10)
     disk_gib: int | None = None  # at least so large a disk; None: the provider's own default
     disk_type: str | None = None  # by the provider's name

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..config import Config, Volume, Work
 
 MOUNT_S = 60.0
+BESIDE = "/remuda/volumes"  # where a place mounts what is to be seen within the working folder
 
 
 def find_volumes(config: Config, work: Work, folder: str) -> list[tuple[Volume, str]]:
@@ -30,8 +31,12 @@ def find_source(config: Config, volume: Volume, folder: str) -> str:
         if not os.path.exists(source):
             raise CannotBuild(f"there is no {volume.source} in the working folder to be seen under {volume.path}")
         return source
-    if os.path.isabs(volume.path) and os.path.ismount(volume.path):
-        return volume.path  # the place has done it
+    if os.path.isabs(volume.path):
+        made = volume.path
+    else:
+        made = f"{BESIDE}/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
+    if os.path.ismount(made):
+        return made  # the place has done it
     if volume.kind == "host":
         if not os.path.isdir(volume.source):
             raise CannotBuild(f"the volume {volume.source} is no folder of this node")

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from remuda.domain.offers import Offer
-from remuda.domain.tasks import Resources, Task
+from remuda.domain.tasks import Resources, Task, VolumeKind
 from remuda.providers.batch.shapes import Shape
 from remuda.providers.kubernetes.cluster import ClusterNode
 from remuda.providers.kubernetes.pods import CONTAINER, make_mount, make_place, make_resources, make_source
@@ -74,9 +74,10 @@ def _pod(task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes)
     spec["terminationGracePeriodSeconds"] = math.ceil(task.grace.total_seconds())
     if nodes > 1:
         spec |= {"hostname": name, "subdomain": task.name}
-    if task.volumes:
-        container["volumeMounts"] = [make_mount(number, volume) for number, volume in enumerate(task.volumes)]
-        spec["volumes"] = [{"name": f"volume-{n}", **make_source(volume)} for n, volume in enumerate(task.volumes)]
+    volumes = [each for each in task.volumes if each.kind is not VolumeKind.FOLDER]
+    if volumes:
+        container["volumeMounts"] = [make_mount(number, volume) for number, volume in enumerate(volumes)]
+        spec["volumes"] = [{"name": f"volume-{n}", **make_source(volume)} for n, volume in enumerate(volumes)]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 

@@ -1,5 +1,6 @@
 """The objects that a gang is made of: its record, its secret, and one pod for each rank. Pure."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -209,11 +210,15 @@ def make_source(volume: Volume) -> Object:
         case VolumeKind.NFS:
             server, _, path = volume.source.partition(":")
             return {"nfs": {"server": server, "path": path, "readOnly": volume.read_only}}
+        case VolumeKind.FOLDER:
+            raise ValueError(f"{volume.source} is a part of the working folder, which the agent makes seen")
 
 
 def make_mount(number: int, volume: Volume) -> Object:
     """Where a volume is seen in the pod."""
-    inside = volume.path if volume.path.startswith("/") else f"{_RUN}/home/work/{volume.path}"
+    # The working folder is made anew by the agent, who links what is beside it into it.
+    beside = f"/remuda/volumes/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
+    inside = volume.path if volume.path.startswith("/") else beside
     return {"name": f"volume-{number}", "mountPath": inside, "readOnly": volume.read_only}
 
 
