@@ -1,0 +1,38 @@
+"""`remuda schedules`: only what repeats, with its line and its next time."""
+
+import json
+from datetime import UTC, datetime
+
+from click.testing import CliRunner
+from msgspec import Raw
+from msgspec.json import encode
+from tests.unit.cli_client import FakeClient, client, make_job
+
+from remuda.cli.main import cli
+from remuda.domain.jobs import NEXT_RUN
+from remuda.domain.tasks import Schedule, Task
+
+__all__ = ["client"]
+
+
+def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
+    task = Task(name="nightly", run="x", schedule=Schedule(cron="0 3 * * 1-5", time_zone="Europe/Berlin"))
+    client.all_jobs["nightly"] = make_job(
+        "nightly",
+        "queued",
+        task=Raw(encode(task)),
+        reason=f"{NEXT_RUN}2027-01-04 02:00 UTC",
+        not_before=datetime(2027, 1, 4, 2, tzinfo=UTC),
+    )
+    told = CliRunner().invoke(cli, ["schedules"], prog_name="remuda")
+    assert told.exit_code == 0, told.output
+    head, *lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+    assert head == "NAME PROJECT CRON ZONE NEXT"
+    assert lines == ["nightly default 0 3 * * 1-5 Europe/Berlin 2027-01-04 02:00 UTC"]
+    (row,) = json.loads(CliRunner().invoke(cli, ["schedules", "-o", "json"], prog_name="remuda").stdout)
+    assert (row["cron"], row["next_at"]) == ("0 3 * * 1-5", "2027-01-04T02:00:00+00:00")
+
+
+def test_nothing_that_repeats_is_said_with_what_to_do(client: FakeClient) -> None:
+    told = CliRunner().invoke(cli, ["schedules"], prog_name="remuda")
+    assert "no job repeats" in told.output
