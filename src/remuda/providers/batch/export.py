@@ -16,12 +16,15 @@ def list_notes(task: Task) -> Sequence[str]:
     ]
     if task.image is not None:
         notes.append(f"The task names the image {task.image}; run the work in it by your cluster's means.")
+    if task.image_build is not None:
+        notes.append(f"Build the image of {task.image_build.path}/{task.image_build.dockerfile}; run the work in it.")
     if task.workdir is not None and task.workdir.git is not None:
         notes.append(f"Submit this from a clone of {task.workdir.git} at {task.workdir.commit or 'its newest commit'}.")
     elif task.workdir is not None and task.workdir.path is not None:
         notes.append(f"Submit this from the folder {task.workdir.path}, which all nodes must see.")
     notes += [f"Copy {each.source} to {each.target} before it starts." for each in task.inputs]
     notes += [f"Copy {each.source} to {each.target} when it has ended." for each in task.outputs]
+    notes += [f"See to it that nodes have {each.source} under {each.path}." for each in task.volumes]
     if task.checkpoint is not None:
         notes.append(f"Checkpoints stay in {task.checkpoint.path}; nobody starts the work again.")
     return notes

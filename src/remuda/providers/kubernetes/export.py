@@ -29,6 +29,10 @@ def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> 
 def _list_left_out(task: Task) -> list[str]:
     wanted = {
         "workdir: copy the folder into the image or a volume; nothing is fetched": task.workdir is not None,
+        "image: build your Dockerfile, push it, and name it in each container": task.image_build is not None,
+        "volumes within the working folder, and parts of it under other paths, stay out": any(
+            not each.path.startswith("/") or each.kind is VolumeKind.FOLDER for each in task.volumes
+        ),
         "inputs, outputs: nothing is copied": bool(task.inputs or task.outputs),
         "checkpoint: nothing is kept when the pod goes; write to a volume": task.checkpoint is not None,
         "retry: a pod that ends is not started again": True,
@@ -74,7 +78,7 @@ def _pod(task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes)
     spec["terminationGracePeriodSeconds"] = math.ceil(task.grace.total_seconds())
     if nodes > 1:
         spec |= {"hostname": name, "subdomain": task.name}
-    volumes = [each for each in task.volumes if each.kind is not VolumeKind.FOLDER]
+    volumes = [each for each in task.volumes if each.kind is not VolumeKind.FOLDER and each.path.startswith("/")]
     if volumes:
         container["volumeMounts"] = [make_mount(number, volume) for number, volume in enumerate(volumes)]
         spec["volumes"] = [{"name": f"volume-{n}", **make_source(volume)} for n, volume in enumerate(volumes)]
