@@ -44,6 +44,7 @@ class Member:
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
+    there: bool = False  # it called when it was last looked at: a server that starts waits for it a little
 
 
 class Members:

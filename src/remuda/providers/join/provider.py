@@ -45,7 +45,7 @@ from remuda.providers.join.members import Member, Members
 _FAR = Path(__file__).with_name("far")
 _TICK_S = 1.0
 _FIRST_WAIT_S = 6.0  # after a start, for machines that were there before it: they call again within that
-_RECENT, _NOTE_EVERY = timedelta(minutes=3), timedelta(minutes=1)
+_NOTE_EVERY = timedelta(minutes=1)
 _NO_ADDRESS = (
     "machines cannot reach this server: set `tls_listen` in [server], such as 0.0.0.0:7443, and `remuda server restart`"
 )
@@ -96,10 +96,7 @@ class JoinProvider:
             now=context.now,
         )
         self._steward = cache(lambda: pack_steward().content)
-        recent = self._now() - _RECENT
-        self._expected = {
-            name for name, member in self._members.all.items() if member.heard_at and member.heard_at >= recent
-        }
+        self._expected = {name for name, member in self._members.all.items() if member.there}
 
     async def offers(self) -> Sequence[Offer]:
         await self._settle_in()
@@ -246,6 +243,7 @@ class JoinProvider:
                     self._forget(member.name)
                 else:
                     line.hang_up("it has left; the same line brings it back")
+                    self._note(member.name, line)
                 return calls.Said()
         raise NotFound(f"machines cannot ask for {call}")
 
@@ -253,7 +251,9 @@ class JoinProvider:
         parcels = calls.Parcels(
             steward=self._outside().shelve(self._steward()), agent=await asyncio.to_thread(self._outside().agent)
         )
-        member = replace(self._members.all.get(member.name, member), facts=hello.facts, heard_at=self._now())
+        member = replace(
+            self._members.all.get(member.name, member), facts=hello.facts, heard_at=self._now(), there=True
+        )
         self._members.put(member)
         self._known.pop(member.name, None)
         await self._ready()
@@ -358,12 +358,12 @@ class JoinProvider:
         self._mourned = silent
 
     def _note(self, name: str, line: JoinLine) -> None:
-        """Write down when a machine was heard: after a start, those are waited for that were there just before it."""
+        """Write down when a machine was heard, and whether it is there: after a start those are waited for."""
         self._noted[name] = self._now()
         member = self._members.all.get(name)
         if member is not None and line.heard_at is not None:
             with suppress(OSError):
-                self._members.put(replace(member, heard_at=line.heard_at))
+                self._members.put(replace(member, heard_at=line.heard_at, there=line.up))
 
     def _announce(self, name: str) -> None:
         """Whatever runs on the machine is to be looked at."""

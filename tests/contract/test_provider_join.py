@@ -1,0 +1,227 @@
+"""The join provider keeps the contract: two real hosts that joined over HTTPS, and a stand-in for the agent there.
+
+The hosts join both installations once; each story is a server that starts anew, to which they come back.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.test_provider_ssh import list_left, pack_stand_in
+from tests.system.hosts import Lab, lab_at
+
+from remuda.api.embedded import _make_uvicorn
+from remuda.api.outside.certificate import load_certificate
+from remuda.api.outside.shelf import Shelf
+from remuda.providers.base import GangState, NotFound, Outside, Provider, ProviderContext, Refused, ServesNodes
+from remuda.providers.contract import Place, Play, ProviderContract
+from remuda.providers.contract.stage import FOREIGN, OURS
+from remuda.providers.join import MANIFEST, make
+from remuda.providers.registry import check_settings
+
+pytestmark = pytest.mark.system
+ADDRESS = "10.99.0.254"
+
+
+class Yard:
+    """What outlives stories: the hosts, the sockets that they call, the records of who joined."""
+
+    def __init__(self, lab: Lab, root: Path) -> None:
+        self.lab, self.root = lab, root
+        self.shelf = Shelf(root / "shelf")
+        self.certificates = {name: load_certificate(str(root / f"{name}.pem")) for name in (OURS, FOREIGN)}
+        self.sockets = {name: socket.create_server((ADDRESS, 0), backlog=64) for name in (OURS, FOREIGN)}
+        for name, each in self.sockets.items():
+            each.setblocking(False)
+            (root / name).mkdir()
+
+    def outside(self, installation: str) -> Outside:
+        return Outside(
+            address=f"https://{ADDRESS}:{self.sockets[installation].getsockname()[1]}",
+            pin=self.certificates[installation].pin,
+            key_pin=self.certificates[installation].key_pin,
+            agent=lambda: self.shelf.put(pack_stand_in()),
+            pythons=dict,
+            shelve=self.shelf.put,
+            claim_token=lambda gang, rank: f"{gang}/{rank}",
+        )
+
+    async def join(self) -> None:
+        """Paste a line into each host for each installation, and wait until all are there."""
+        place = JoinPlace(self)
+        async with place.serving():
+            for installation in (OURS, FOREIGN):
+                provider = place.provider(installation)
+                assert isinstance(provider, ServesNodes)
+                for host in self.lab.hosts:
+                    line = (await provider.invite(name=host.name, group="lab", valid=timedelta(hours=1))).shell
+                    line = line.replace("sh -s -- ", "sh -s -- --background ")
+                    await asyncio.to_thread(host.run, line)
+                async with asyncio.timeout(60):
+                    while {machine.state for machine in await provider.machines()} != {"up"} or len(
+                        await provider.machines()
+                    ) != len(self.lab.hosts):
+                        await asyncio.sleep(0.05)
+
+    def forget(self) -> None:
+        """Names of gangs are used again by the next story."""
+        for installation in (OURS, FOREIGN):
+            mark = hashlib.sha256(installation.encode()).hexdigest()[:8]
+            for folder in ("gangs", "ended"):
+                for path in (self.root / installation / mark / folder).glob("*.json"):
+                    path.unlink()
+            for host in self.lab.hosts:
+                for folder in ("gangs", "over", "trash"):
+                    shutil.rmtree(host.home / ".remuda-agent" / mark / host.name / folder, ignore_errors=True)
+
+
+class JoinPlace:
+    """One story; `later` shifts the providers' clock."""
+
+    def __init__(self, yard: Yard) -> None:
+        self.yard = yard
+        self.later = timedelta(0)
+        self.providers: list[Provider] = []
+        self.current: dict[str, Provider] = {}
+        self.renewed = asyncio.Event()
+
+    def provider(self, installation: str) -> Provider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.yard.root / installation,
+            settings=check_settings(MANIFEST, {"price_usd_hr": 3.6}),
+            outside=self.yard.outside(installation),
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        self.providers.append(make(context))
+        self.current[installation] = self.providers[-1]
+        self.renewed.set()  # what the one before was asked goes unanswered, as when a server is gone
+        self.renewed = asyncio.Event()
+        return self.providers[-1]
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer the hosts' calls."""
+        servers, tasks = [], []
+        for installation, each in self.yard.sockets.items():
+            server = _make_uvicorn(self.app(installation), self.yard.certificates[installation].file)  # type: ignore[arg-type]
+            servers.append(server)
+            tasks.append(asyncio.create_task(server.serve([socket.socket(fileno=os.dup(each.fileno()))])))
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.should_exit = server.force_exit = True
+            self.renewed.set()
+            await asyncio.gather(*tasks)
+
+    def app(self, installation: str) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            status, body = await self.answer(installation, scope, receive)
+            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": body})
+
+        return app
+
+    async def answer(self, installation: str, scope: Any, receive: Any) -> tuple[int, bytes]:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        kind, _, rest = scope["path"].strip("/").partition("/")
+        if kind == "boot":
+            found = self.yard.shelf.find(rest.rpartition("/")[2])
+            return (200, found.read_bytes()) if found else (404, b"")
+        provider = self.current.get(installation)
+        if not isinstance(provider, ServesNodes):
+            return 503, b"{}"
+        if rest.endswith("/script"):
+            return 200, await provider.script()
+        token = dict(scope["headers"])[b"authorization"].decode().removeprefix("Bearer ")
+        answering = asyncio.create_task(provider.answer(rest.rpartition("/")[2], token, body))
+        renewed = asyncio.create_task(self.renewed.wait())
+        await asyncio.wait([answering, renewed], return_when=asyncio.FIRST_COMPLETED)
+        renewed.cancel()
+        if not answering.done():
+            answering.cancel()
+            return 503, b"{}"
+        try:
+            return 200, answering.result()
+        except (Refused, NotFound) as error:
+            return 403, str(error).encode()
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(30):
+            while not await self._settled():
+                await asyncio.sleep(0.02)
+
+    async def _settled(self) -> bool:
+        for provider in self.providers:
+            if provider not in self.current.values():
+                continue  # a server that is gone
+            for gang in await provider.gangs():
+                folders = self._folders(gang.name)
+                up = [(folder / "lock").exists() for folder in folders]
+                if gang.state is not GangState.ENDED and (gang.reason or not up or not all(up)):
+                    return False
+        return True
+
+    async def end(self, gang: str) -> None:
+        for folder in self._folders(gang):
+            (folder / "finish").touch()
+        async with asyncio.timeout(30):
+            for provider in self.current.values():
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.02)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length
+
+    def _folders(self, gang: str) -> list[Path]:
+        paths = [path for host in self.yard.lab.hosts for path in host.home.glob(f".remuda-agent/*/*/gangs/{gang}/*")]
+        return [path for path in paths if path.is_dir()]
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
+        lab.add()
+        lab.add()
+        with lab.entered():
+            yard = Yard(lab, tmp_path_factory.mktemp("yard"))
+            asyncio.run(yard.join())
+            yield yard
+            for each in yard.sockets.values():
+                each.close()
+
+
+class TestJoin(ProviderContract):
+    @pytest.fixture
+    def place(self, yard: Yard) -> Iterator[Place]:
+        yield JoinPlace(yard)
+        deadline = time.monotonic() + 10
+        while left := [line for line in list_left() if "/gangs/" in line]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.05)
+        yard.forget()
+
+    def make_play(self, place: Place) -> Play:
+        self._place = place
+        return super().make_play(place)
+
+    def run_story(self, story: Coroutine[Any, Any, None]) -> None:
+        async def served() -> None:
+            assert isinstance(self._place, JoinPlace)
+            async with self._place.serving():
+                await story
+
+        asyncio.run(served())

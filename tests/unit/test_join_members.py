@@ -1,0 +1,117 @@
+"""Who may join, and the numbered lines between a joined machine and us."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from remuda.providers.base import NotFound, Refused
+from remuda.providers.hosts.herd.line import CannotConnect, Far, LinkLost
+from remuda.providers.join.line import JoinLine
+from remuda.providers.join.members import Members
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+FAR = Far(root="/r", cache="/c", agent=("a",), steward=("s",))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def test_a_token_is_good_for_one_machine_and_for_its_time(tmp_path: Path) -> None:
+    clock = Clock()
+    members = Members(tmp_path, clock)
+    token, expires = members.invite(name=None, group="lab", valid=HOUR)
+    assert expires == NOON + HOUR
+    member, own = members.enter(token, "nonce", "Gpu Box.example.com")
+    assert (member.name, member.group) == ("gpu-box", "lab")
+    assert members.enter(token, "nonce", "gpu-box") == (member, own)  # a lost answer
+    with pytest.raises(Refused, match="used by gpu-box"):
+        members.enter(token, "another", "gpu-box")
+    late, _ = members.invite(name=None, group=None, valid=HOUR)
+    clock.now += HOUR
+    with pytest.raises(Refused, match="too old"):
+        members.enter(late, "nonce", "x")
+    assert members.enter(token, "nonce", "gpu-box")[1] == own  # it joined in time
+    with pytest.raises(Refused, match="never given out"):
+        members.enter("made-up", "nonce", "x")
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*.json"))
+    assert token.encode() not in kept
+    assert own.encode() not in kept
+
+
+def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing(tmp_path: Path) -> None:
+    members = Members(tmp_path, Clock())
+    tokens = [members.invite(name=None, group=None, valid=HOUR)[0] for _ in range(2)]
+    named, _ = members.invite(name="box", group=None, valid=HOUR)
+    owns = [members.enter(token, f"nonce{number}", "box")[1] for number, token in enumerate(tokens)]
+    assert sorted(members.all) == ["box", "box-2"]
+    with pytest.raises(Refused, match="box has joined already"):
+        members.enter(named, "nonce", "x")
+    with pytest.raises(Refused, match="a-z"):
+        members.invite(name="../x", group=None, valid=HOUR)
+    again = Members(tmp_path, Clock())  # the next server
+    assert again.find(owns[0]).name == "box"
+    again.drop("box")
+    with pytest.raises(Refused, match="dismissed"):
+        again.find(owns[0])
+    with pytest.raises(NotFound):
+        again.drop("box")
+    assert Members(tmp_path, Clock()).find(owns[1]).name == "box-2"
+
+
+@dataclass
+class _Nothing:
+    """An answer without content."""
+
+
+def play(story: "Callable[[JoinLine, list[str | None]], object]") -> None:
+    async def run() -> None:
+        changed: list[str | None] = []
+        await story(JoinLine("m", changed.append, Clock()), changed)  # type: ignore[misc]  # each is a coroutine
+
+    asyncio.run(run())
+
+
+def test_lines_come_once_and_in_order_whatever_is_repeated() -> None:
+    async def story(line: JoinLine, changed: list[str | None]) -> None:
+        with pytest.raises(CannotConnect):
+            await line.ask("look", _Nothing)
+        line.begin("s1", FAR)
+        asked = asyncio.create_task(line.ask("look", _Nothing))
+        ((number, text),) = await line.listen("s1", 0, 5) or ()
+        assert (number, '"do":"look"' in text) == (1, True)
+        assert await line.listen("s1", 0, 0) == [(1, text)]  # its answer was lost
+        assert await line.listen("s1", 1, 0) == []
+        assert line.take("s1", 2, ['{"changed":"later"}']) == 1  # a gap: asked for again
+        assert line.take("s1", 1, ['{"changed":"g"}', '{"id":1,"answer":{}}']) == 3
+        assert line.take("s1", 1, ['{"changed":"g"}', '{"id":1,"answer":{}}']) == 3
+        await asked
+        assert changed == [None, "g"]
+
+    play(story)
+
+
+def test_a_new_session_drops_what_was_asked_of_the_old_one() -> None:
+    async def story(line: JoinLine, changed: list[str | None]) -> None:
+        line.begin("s1", FAR)
+        asked = asyncio.create_task(line.ask("look", _Nothing))
+        listening = asyncio.create_task(line.listen("s1", 1, 20))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        line.begin("s2", FAR)
+        with pytest.raises(LinkLost):
+            await asked
+        assert await listening is None
+        assert line.take("s1", 1, ["{}"]) is None
+        assert line.up
+
+    play(story)
