@@ -13,11 +13,13 @@ import socket
 import ssl
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -239,14 +241,29 @@ def make_images() -> None:
         write_image(folder / "pause.tar", "localhost/pause:1", None, ["/bin/busybox", "sleep", "2147483647"])
         write_image(folder / "box.tar", "localhost/box:1", None, ["sh"])
     version = "{}.{}.{}".format(*sys.version_info[:3])
-    if not (folder / f"python-{version}.tar").exists():
+    if not (folder / f"python-{version}-2.tar").exists():
         with tempfile.TemporaryDirectory() as scratch:
             packed = pack_python(Path(scratch)).content
-        write_image(folder / f"python-{version}.tar", "localhost/python:1", packed, ["sh"])
+        write_image(folder / f"python-{version}-2.tar", "localhost/python:1", packed, ["sh"], list_libraries())
 
 
-def write_image(path: Path, name: str, python: "bytes | None", command: "list[str]") -> None:
-    """A docker archive of one layer."""
+def list_libraries() -> "dict[str, Path]":
+    """What programs of this machine need of it, so that they run in the image when their folders are mounted."""
+    torch = Path(sysconfig.get_path("purelib"), "torch")
+    files = [
+        Path(sys.base_prefix, "bin/python3"),
+        *Path(sysconfig.get_config_var("DESTSHARED") or "/none").glob("*.so"),
+    ]
+    files += [*torch.glob("_C*.so"), *torch.glob("lib/*.so")]
+    said = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
+    paths = {Path(word) for line in said.splitlines() for word in line.split() if word.startswith(("/lib", "/usr/lib"))}
+    return {str(path).removeprefix("/usr").lstrip("/"): path for path in sorted(paths) if path.is_file()}
+
+
+def write_image(
+    path: Path, name: str, python: "bytes | None", command: "list[str]", more: "Mapping[str, Path] | None" = None
+) -> None:
+    """A docker archive of one layer; `more` are files of this machine by their places in the image."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         busybox = Path(shutil.which("busybox") or "/bin/busybox")
@@ -270,6 +287,8 @@ def write_image(path: Path, name: str, python: "bytes | None", command: "list[st
             home = "/opt/python"
             start = f'#!/bin/sh\nexec {home}/lib/loader --library-path {home}/lib {home}/bin/python3 "$@"\n'
             add(tar, "usr/bin/python3", start.encode(), 0o755)
+        for place, file in (more or {}).items():
+            add(tar, place, file.read_bytes(), 0o755)
     from hashlib import sha256
 
     digest = sha256(layer.getvalue()).hexdigest()
