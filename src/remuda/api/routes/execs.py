@@ -1,6 +1,5 @@
 """Commands that users run beside a job's work."""
 
-import shlex
 from secrets import token_hex
 from typing import Annotated
 
@@ -111,14 +110,15 @@ async def give(
     found = house.execs.get(exec_id, job.id)
     with house.watch.listen([exec_id]) as listener:
         while (wanted := house.execs.put_input(found, offset, data, end)) < offset + len(data):
-            if found.exit_code is not None or not await listener.wait(_ROOM_S):
+            if found.exit_code is not None or wanted < offset or not await listener.wait(_ROOM_S):
                 break
     return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
 
 
 async def _tell(house: House, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
     """Who reaches into a node is told to everybody who follows the job."""
-    what = "opened a line to it" if ask.hand else f"ran {shlex.join(ask.command)[:200]} there"
+    # Not all of its words: they may hold what is secret.
+    what = "opened a line to it" if ask.hand else f"ran {ask.command[0][:80]} there"
     event = Event(
         project=job.project,
         job_id=job.id,
