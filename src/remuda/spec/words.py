@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task, Workdir
+from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task, Transfer, Volume, Workdir
 from remuda.domain.units import format_duration, format_memory, format_rate, format_usd
 from remuda.spec.problems import listed
 
@@ -16,6 +16,9 @@ def describe_task(task: Task) -> list[tuple[str, str]]:
         ("on", describe_nodes(task)),
         ("where", _where(task.resources)),
         ("folder", _workdir(task.workdir)),
+        ("inputs", ", ".join(f"{each.source} as {each.target}{_pipe(each)}" for each in task.inputs)),
+        ("outputs", ", ".join(f"{each.source} to {each.target}" for each in task.outputs)),
+        ("volumes", ", ".join(f"{each.source} at {each.path}{_mode(each)}" for each in task.volumes)),
         ("params", ", ".join(f"{name}={_scalar(value)}" for name, value in task.params.items())),
         ("secrets", ", ".join(task.secrets)),
         ("checkpoint", _checkpoint(task)),
@@ -98,6 +101,14 @@ def _run(task: Task) -> str:
     first = lines[0] if len(lines[0]) <= 70 else lines[0][:69] + "…"
     more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
     return first + more + _image(task) + (", after its setup" if task.setup else "")
+
+
+def _pipe(item: Transfer) -> str:
+    return " (streamed)" if item.stream else ""
+
+
+def _mode(volume: Volume) -> str:
+    return " (read only)" if volume.read_only else ""
 
 
 def _image(task: Task) -> str:
