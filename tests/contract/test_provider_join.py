@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.contract.test_provider_ssh import list_left, pack_stand_in
+from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 
 from remuda.api.embedded import _make_uvicorn
@@ -28,6 +29,7 @@ from remuda.providers.contract.stage import FOREIGN, OURS
 from remuda.providers.join import MANIFEST, make
 from remuda.providers.registry import check_settings
 
+PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system
 ADDRESS = "10.99.0.254"
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at
 from tests.system.server_home import home_at, kill_server, wait_until
 
 from remuda.client import Client, connect
 
+PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system
 SETTINGS = """
 [server]
@@ -92,6 +94,7 @@ def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
         assert [machine.name for machine in client.machines()] == ["h1"]
 
 
+@pytest.mark.proves(PROOF, "notice")
 def test_a_cut_line_stops_no_work_and_a_machine_that_leaves_gives_it_back(ranch: Ranch) -> None:
     with connect() as client:
         first = ranch.lab.hosts[0]

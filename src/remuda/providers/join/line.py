@@ -83,7 +83,10 @@ class JoinLine:
         try:
             self._send(msgspec.json.encode({"id": number, "do": do, **fields}).decode())
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                raw = await future
+                while not (await asyncio.wait([future], timeout=1))[0]:
+                    if not self.up:  # it calls no more, or calls the server after us
+                        raise TimeoutError
+                raw = future.result()
         except TimeoutError as error:
             raise LinkLost(f"{self.name} was lost before it answered") from error
         finally:
