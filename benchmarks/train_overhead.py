@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from remuda import train
 from remuda.train.checkpoint.interval import Interval
 
-PAIRS, STEPS, BATCH, WIDTH = 200, 10, 64, 256
+PAIRS, STEPS, BATCH, WIDTH = 100, 10, 64, 256
 STEP_S = 0.02
 
 

@@ -23,7 +23,7 @@ from remuda.train.checkpoint.notice import AGAIN
 from remuda.train.clock import Clock
 from remuda.train.data import Batch, Data, open_source
 from remuda.train.data.stream import Share, move
-from remuda.train.parallel.shard import Placed, Wishes
+from remuda.train.parallel.shard import Wishes
 from remuda.train.plan import Plan
 from remuda.train.progress import Progress
 from remuda.train.state import State
@@ -69,7 +69,7 @@ class Run:
         self._batch: Batch | None = None
         self._reading: Data | None = None
         self._resumed = False
-        atexit.register(self.close)
+        atexit.register(self._abandon)
         for observer in observers:
             observer(self)
 
@@ -114,7 +114,7 @@ class Run:
 
     def optimizer(self, make: Callable[..., Any], params: Any = None, **options: Any) -> Any:
         """`make(params, **options)`, by default for all of the model's parameters; checkpoints keep its state."""
-        chosen = self._there.model.parameters() if params is None else params
+        chosen = self._ready().placed.model.parameters() if params is None else params
         self.optimizers.append(make_optimizer(make, chosen, options))
         return self.optimizers[-1]
 
@@ -141,7 +141,7 @@ class Run:
         if self._resumed:
             return False
         self._resumed = True
-        facts = self.keeper.resume(self._there.model, self.optimizers)
+        facts = self.keeper.resume(self._ready().placed.model, self.optimizers)
         if facts is None:
             return False
         self._state.from_facts(facts, self._builder.numbers)
@@ -155,7 +155,7 @@ class Run:
         """
         self.resume()
         until = int(epochs * len(data.source))
-        share = Share(self._there.data_rank, self._there.data_ranks, data.global_batch)
+        share = Share(self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch)
         if data.position + data.global_batch > until:
             return
         plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
@@ -195,7 +195,7 @@ class Run:
         with self.clock.part("checkpoint"):
             self.keeper.join()
         with self.clock.part("optimizer"):
-            pipeline = self._there.pipeline
+            pipeline = self._ready().placed.pipeline
             group = pipeline.group if pipeline is not None else None
             norm = update(optimizers, self._builder.numbers.scaler, clip, group)
         if self._batch is not None and self._reading is not None:
@@ -212,14 +212,18 @@ class Run:
         """Save now; with `wait`, whether it is safe. To be called on all ranks at the same place."""
         facts = self._state.to_facts(self._builder.numbers, self.plan)
         with self.clock.part("checkpoint"):
-            return self.keeper.save(self.steps, self._there.model, self.optimizers, facts, wait=wait)
+            return self.keeper.save(self.steps, self._ready().placed.model, self.optimizers, facts, wait=wait)
 
     def close(self) -> None:
-        """Finish what is being saved and leave the other ranks in order; called at exit too."""
-        atexit.unregister(self.close)
+        """Finish what is being saved and leave the other ranks in order. To be called on all ranks, or on none."""
+        atexit.unregister(self._abandon)
         self.clock.end()
         self.keeper.close()
         self.world.close()
+
+    def _abandon(self) -> None:
+        """At exit, without `close`: other ranks may wait for this one in vain, so it waits for none of them."""
+        self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
         """After each step: leave, save, or go on, as all ranks have agreed."""
@@ -237,14 +241,10 @@ class Run:
             raise RuntimeError("build the model first: model = run.model(...)")
         return self._gradients
 
-    @property
-    def _there(self) -> Placed:
-        return self._ready().placed
-
     def _shared(self, batch: Any) -> Batch:
         if self._batch is None:
             raise RuntimeError("a batch comes from `for batch in run.batches(...)`, and is used once before run.step")
         return dataclasses.replace(self._batch, values=batch)
 
     def _step_seed(self) -> int:
-        return seeds.mix(self.seed, self.steps + 1, self._there.data_rank)
+        return seeds.mix(self.seed, self.steps + 1, self._ready().placed.data_rank)

@@ -83,8 +83,10 @@ class Gradients:
             if not is_no_memory(error):
                 raise
             if self._world.size > 1 and self.placed.reducer is None:
-                self._micro.settle(max(size // 2, 1))
-                raise OutOfMemory(f"rank {self._world.rank} ran out of memory inside of a split model") from error
+                raise OutOfMemory(
+                    f"rank {self._world.rank} ran out of memory with {size} samples of a model that is split over "
+                    f"ranks, where the others wait for it: go on with Plan(micro_batch={max(size // 2, 1)})"
+                ) from error
             return None, error.with_traceback(None)  # a traceback would keep the activations alive
 
     def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:

@@ -40,7 +40,7 @@ class Keeper:
 
     def wish(self) -> int:
         """What this rank wants to happen after the step at hand."""
-        if self.notices.pending() is not None:
+        if self.notices.pending():
             return LEAVE
         return SAVE if self._world.is_first and self._is_due() else 0
 
