@@ -1,10 +1,12 @@
 """Every storage by its own requests and by signed ones: the same promises, kept by real servers where there are any."""
 
 import hashlib
+import threading
 import time
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,30 @@ def test_web_pages(tmp_path: Path) -> None:
     assert head.size == 10
     assert found.place.get(found.key, 3, 4) == b"3456"
     assert found.place.head("none") is None
+
+
+def test_a_redirect_to_the_servers_own_link_is_not_followed() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", "http://169.254.169.254/latest/meta-data/")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        found = open_place(f"http://127.0.0.1:{server.server_address[1]}/x", {}, lambda: datetime.now(UTC))
+        for ask in (found.place.head, found.place.get):
+            with pytest.raises(ObjectDenied, match="own link"):
+                ask(found.key)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_sftp_reads_and_writes_whole_files(servers: Path, tmp_path: Path) -> None:

@@ -50,3 +50,20 @@ def test_parts_are_few_enough() -> None:
     for size in (0, 1, 16 << 20, (160 << 30) + 1, 5 << 40):
         assert -(-size // part_bytes(size)) <= 10_000
     assert part_bytes(1) == 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("url", "keys"),
+    [
+        ("http://169.254.169.254/latest/meta-data/iam/security-credentials/role", {}),
+        ("http://[fe80::1]/x", {}),
+        (
+            "s3://b/x",
+            {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ENDPOINT_URL_S3": "http://169.254.170.2"},
+        ),
+    ],
+)
+def test_nothing_is_fetched_from_the_servers_own_link(url: str, keys: dict[str, str]) -> None:
+    found = open_place(url, keys, lambda: NOW)
+    with pytest.raises(ObjectDenied, match="own link"):
+        found.place.head(found.key)

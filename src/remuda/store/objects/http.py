@@ -2,12 +2,16 @@
 
 import email.utils
 import http.client
+import ipaddress
+import socket
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPMessage
 from typing import IO
+from urllib.parse import urlsplit
 
 from remuda.store.objects.base import Found, ObjectDenied, ObjectMissing, ObjectTrouble, Signed
 
@@ -26,6 +30,7 @@ class Answer:
 
 def ask(method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
     """Raises ObjectTrouble where no answer came."""
+    check_host(url)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
         request.add_unredirected_header("Content-Type", request.get_header("Content-type", "application/octet-stream"))
@@ -38,6 +43,21 @@ def ask(method: str, url: str, body: bytes | None = None, headers: Mapping[str, 
     except (urllib.error.URLError, OSError, http.client.HTTPException, ssl.SSLError) as error:
         reason = getattr(error, "reason", None) or error
         raise ObjectTrouble(f"{request.host} does not answer: {reason}") from error
+
+
+def check_host(url: str) -> None:
+    """Raises ObjectDenied for hosts that only this machine may ask, such as a cloud's service of credentials.
+
+    URLs and endpoints are users' words, and what they name is given to nodes.
+    """
+    parts = urlsplit(url)
+    try:
+        found = socket.getaddrinfo(parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return  # who asks it will say so
+    for *_, address in found:
+        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
+            raise ObjectDenied(f"{parts.hostname} is of this machine's own link, and nothing is fetched from there")
 
 
 def check(answer: Answer, what: str) -> Answer:
@@ -111,4 +131,14 @@ def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> Answer
     )
 
 
-_OPENER = urllib.request.build_opener()
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows to places that may be asked."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        check_host(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_Redirects)
