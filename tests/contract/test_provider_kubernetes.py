@@ -3,8 +3,9 @@
 import asyncio
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from tests.proofs import Proof
 from tests.system.kubernetes.cluster import Cluster, shared
 
 from remuda.providers.base import GangState, ProviderContext
-from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.contract import Place, ProviderContract, Stage
+from remuda.providers.contract.stage import Play
 from remuda.providers.kubernetes import MANIFEST
 from remuda.providers.kubernetes.provider import KubernetesProvider
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
 PROOF = Proof("kubernetes", True, "Kubernetes 1.20 with two kubelets in network namespaces")
 
+NUMBERS = count(1)
 # In the agent's place: it works until it is told to go, and leaves when its pod has a file `finish`.
 STAND_IN = """
 import json, os, signal, sys, time
@@ -52,10 +55,11 @@ def cluster() -> Cluster:
 
 
 class KubernetesPlace:
-    """A cluster with a stand-in for the agent; `later` shifts the providers' clock."""
+    """A namespace with a stand-in for the agent; `later` shifts the providers' clock."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self.cluster = cluster
+        self.namespace = namespace
         self.folder = folder
         self.later = timedelta(0)
         self.providers: list[KubernetesProvider] = []
@@ -65,7 +69,12 @@ class KubernetesPlace:
         context = ProviderContext(
             installation=installation,
             home=self.folder,
-            settings={"kubeconfig": str(self.cluster.kubeconfig), "image": "localhost/python:1", **self.settings},
+            settings={
+                "kubeconfig": str(self.cluster.kubeconfig),
+                "namespace": self.namespace,
+                "image": "localhost/python:1",
+                **self.settings,
+            },
             agent_archive=make_archive,
             now=lambda: datetime.now(UTC) + self.later,
         )
@@ -92,12 +101,12 @@ class KubernetesPlace:
                 await provider.gangs(labels["remuda/gang"])
 
     async def _pods(self) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self.cluster.pods)
+        return await asyncio.to_thread(self.cluster.pods, self.namespace)
 
     async def end(self, gang: str) -> None:
         for pod in await self._pods():
             if pod["metadata"]["labels"]["remuda/gang"] == gang:
-                touch = ("exec", pod["metadata"]["name"], "--", "touch", "/tmp/finish")
+                touch = ("exec", "-n", self.namespace, pod["metadata"]["name"], "--", "touch", "/tmp/finish")
                 await asyncio.to_thread(self.cluster.kubectl, *touch)
         async with asyncio.timeout(60):
             for provider in self.providers:
@@ -108,8 +117,29 @@ class KubernetesPlace:
         self.later += length
 
 
+class Scene(Stage):
+    """A stage that leaves its pods to the end of their namespace, which nobody waits for."""
+
+    async def clear(self) -> None:
+        for _, provider in self._made:
+            assert isinstance(provider, KubernetesProvider)
+            await provider.close()
+
+
 class TestKubernetes(ProviderContract):
     @pytest.fixture
     def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[Place]:
-        yield KubernetesPlace(cluster, tmp_path)
-        cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--wait=false")
+        namespace = f"story-{next(NUMBERS)}"
+        cluster.make_namespace(namespace)
+        yield KubernetesPlace(cluster, namespace, tmp_path)
+        cluster.drop_namespace(namespace)
+
+    def make_play(self, place: Place) -> Play:
+        async def run(story: Callable[[Stage], Awaitable[None]]) -> None:
+            scene = Scene(place, self.lose_reply)
+            try:
+                await story(scene)
+            finally:
+                await scene.clear()
+
+        return lambda story: self.run_story(run(story))

@@ -10,7 +10,7 @@ import pytest
 from tests.system.kubernetes.cluster import Cluster, shared
 from tests.system.trust import PATIENCE_S, User, user_at, wait_until
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "resources: {cpu: 1, memory: 256MiB}"

@@ -1,10 +1,12 @@
 """A real Kubernetes on this machine for tests: two nodes with eight pretended GPUs each.
 
 It is built once, from Debian's source, into ~/.cache/remuda; see build.sh. One cluster serves all tests of a process.
-`python -m tests.system.kubernetes.cluster` leaves one running for trying things out, until Ctrl-D.
+`python -m tests.system.kubernetes.cluster` leaves one running for trying things out, until Ctrl-D; with `build` it
+only makes ready what a cluster takes, which a run of the tests then finds.
 """
 
 import atexit
+import fcntl
 import io
 import json
 import os
@@ -131,16 +133,31 @@ class Cluster:
         assert not check or done.returncode == 0, f"{arguments}: {done.stderr}"
         return done.stdout
 
-    def api(self, path: str) -> Any:
+    def api(self, path: str, method: str = "GET", body: "dict[str, Any] | None" = None) -> Any:
         """What the API server answers to its administrator; much faster than kubectl."""
-        request = urllib.request.Request(self.address + path, headers={"Authorization": "Bearer admin-token"})
+        headers = {"Authorization": "Bearer admin-token", "Content-Type": "application/json"}
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.address + path, data=data, headers=headers, method=method)
         with urllib.request.urlopen(request, context=_TRUST, timeout=30) as answer:
             return json.load(answer)
 
-    def pods(self) -> list[dict[str, Any]]:
+    def pods(self, namespace: str = "default") -> list[dict[str, Any]]:
         """The pods of gangs."""
-        found: list[dict[str, Any]] = self.api("/api/v1/namespaces/default/pods?labelSelector=remuda/gang")["items"]
+        path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=remuda/gang"
+        found: list[dict[str, Any]] = self.api(path)["items"]
         return found
+
+    def make_namespace(self, name: str) -> None:
+        self.api("/api/v1/namespaces", "POST", {"metadata": {"name": name}})
+        give_up = time.monotonic() + 30
+        while not self.api(f"/api/v1/namespaces/{name}/serviceaccounts")["items"]:  # without it no pod is admitted
+            assert time.monotonic() < give_up, f"{name} has no service account"
+            time.sleep(0.05)
+
+    def drop_namespace(self, name: str) -> None:
+        """Everything in it goes, in a while; what its pods held is free at once."""
+        self.api(f"/api/v1/namespaces/{name}/pods", "DELETE", {"gracePeriodSeconds": 0})
+        self.api(f"/api/v1/namespaces/{name}", "DELETE")
 
     @property
     def address(self) -> str:
@@ -205,6 +222,20 @@ def why_not() -> str:
     if not os.path.isdir("/sys/fs/cgroup/cpuset"):
         return "Kubernetes 1.20 wants control groups of version 1, which this machine has not"
     CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "lock", "w") as lock:
+        give_up = time.monotonic() + BUILD_S
+        while True:  # another process may be building
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return make_ready()
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    return f"another process has been building Kubernetes for more than {BUILD_S} s"
+                time.sleep(0.5)
+
+
+def make_ready() -> str:
+    """Install, build and pack what is missing; why that cannot be done."""
     tools = ("etcd", "containerd", "runc", "ctr", "conntrack", "ip", "busybox", "curl", "openssl")
     try:
         if not all(shutil.which(tool, path=path_of()) for tool in tools) or not os.path.exists("/usr/lib/cni/ptp"):
@@ -321,6 +352,8 @@ def path_of() -> str:
 
 if __name__ == "__main__":
     began = time.monotonic()
+    if sys.argv[1:] == ["build"]:
+        sys.exit(why_not() or None)
     found = shared()
     if isinstance(found, str):
         sys.exit(found)
