@@ -27,7 +27,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 ROOT = Path(__file__).resolve().parent.parent
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
 # Files with one of these in their names use servers that are brought up once, and stay in one process.
-SHARED_SERVERS = ("kubernetes", "slurm", "aws", "join", "ssh", "_ray")
+SHARED_SERVERS = ("kubernetes", "slurm", "aws", "join", "ssh", "_ray", "_data_")
 
 settings.register_profile("ci", derandomize=True, print_blob=True)
 if os.environ.get("CI"):

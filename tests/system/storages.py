@@ -18,9 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import wraps
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -29,11 +30,31 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+T = TypeVar("T")
 CACHE = Path.home() / ".cache" / "remuda-tests"
 KEY_ID, SECRET = "AKIDTEST", "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
 AZURE_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of Azurite, public
 )
+
+
+def once(start: Callable[..., T]) -> Callable[..., T]:
+    """Start it at the first call; later calls get the same, or are skipped for the same reason without waiting."""
+    told: list[tuple[T | None, BaseException | None]] = []
+
+    @wraps(start)
+    def call(*args: object) -> T:
+        if not told:
+            try:
+                told.append((start(*args), None))
+            except BaseException as error:  # noqa: BLE001 - told again to every later caller
+                told.append((None, error))
+        made, error = told[0]
+        if error is not None:
+            raise error
+        return cast("T", made)
+
+    return call
 
 
 def free_port(highest: int = 65535) -> int:
@@ -89,7 +110,7 @@ def answers(port: int) -> bool:
         return line.connect_ex(("127.0.0.1", port)) == 0
 
 
-@cache
+@once
 def start_s3(folder: Path) -> dict[str, str]:
     """The keys of an S3 that checks signatures, with a bucket `data`."""
     python = sys.executable
@@ -129,7 +150,7 @@ def start_s3(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@cache
+@once
 def start_azure(folder: Path) -> dict[str, str]:
     """The keys of an Azurite with a container `data`."""
     if shutil.which("npm") is None:
@@ -168,7 +189,7 @@ def make_container(endpoint: str) -> None:
     assert answer.status == 201, answer
 
 
-@cache
+@once
 def start_google() -> dict[str, str]:
     """The keys of a stand-in for Google Cloud Storage's XML interface, which checks every signature and its time."""
     private = rsa.generate_private_key(65537, 2048)
@@ -320,7 +341,6 @@ class GoogleStandIn(BaseHTTPRequestHandler):
         return
 
 
-@cache
 def start_web(folder: Path) -> str:
     """The address of a web server over a folder, which knows no ranges."""
 
@@ -338,7 +358,7 @@ def start_web(folder: Path) -> str:
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
-@cache
+@once
 def start_sftp(folder: Path) -> dict[str, str]:
     """The keys of an sshd that serves SFTP; `where` is its user@host:port."""
     sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")

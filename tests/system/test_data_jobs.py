@@ -23,7 +23,7 @@ LARGE = random.Random(1).randbytes((32 << 20) + 12345)  # two pieces down, three
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("storages")
+    return tmp_path_factory.getbasetemp() / "storages"  # one for all files: each server is started once
 
 
 @pytest.fixture

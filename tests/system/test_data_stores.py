@@ -28,7 +28,7 @@ def keys_of(name: str, folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("storages")
+    return tmp_path_factory.getbasetemp() / "storages"  # one for all files: each server is started once
 
 
 @pytest.fixture(params=NAMES)
