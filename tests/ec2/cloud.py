@@ -97,7 +97,9 @@ class Cloud:
             for zone in backend.describe_availability_zones():
                 zones.setdefault(region, []).append(zone.name)
                 ids[zone.zone_id] = zone.name
+            backend.tags.clear()
             backend.describe_instances = self._shown(backend, type(backend).describe_instances)
+            backend.describe_tags = _quick_tags(backend, type(backend).describe_tags)
         self.rules = Rules(zones=zones)
         real_prices(self.rules, ids, self.hours.now() - timedelta(days=1))
 
@@ -108,14 +110,19 @@ class Cloud:
         """DescribeInstances without what was launched a moment ago."""
 
         def shown(filters: Any = None) -> list[Any]:
-            now, found = self.hours.now(), []
-            for reservation in describe(backend, filters=filters):
+            filters, now, found = dict(filters or {}), self.hours.now(), []
+            gang, ours = filters.pop("tag:remuda:gang", None), filters.pop("tag:remuda:installation", None)
+            wanted = {
+                life.id
+                for life in self.lives.values()
+                if life.visible_at <= now
+                and (gang is None or life.gang in gang)
+                and (ours is None or life.installation in ours)
+            }
+            known = describe(backend, filters=filters) if filters else list(backend.reservations.values())
+            for reservation in known if wanted else ():
                 visible = copy(reservation)
-                visible.instances = [
-                    each
-                    for each in reservation.instances
-                    if each.id in self.lives and self.lives[each.id].visible_at <= now
-                ]
+                visible.instances = [each for each in reservation.instances if each.id in wanted]
                 if visible.instances:
                     found.append(visible)
             return found
@@ -141,7 +148,10 @@ class Cloud:
         with self.lock:
             if not life.lives:
                 return
+            disks = [disk.volume_id for _, disk in life.instance.get_block_device_mapping]
             life.instance.terminate()
+            for each in disks:
+                life.instance.ec2_backend.tags.pop(each, None)
             now = self.hours.now()
             life.shut_at = now
             life.set_state("shutting-down", 32)
@@ -306,6 +316,7 @@ class Cloud:
             if not reservation.instances:
                 del self.backend(life.region).reservations[reservation.id]
         del self.lives[life.id]
+        self.backend(life.region).tags.pop(life.id, None)
 
     def group_in_use(self, group: str) -> bool:
         """Whether an instance that is not gone yet has this security group."""
@@ -321,6 +332,21 @@ class Cloud:
         return any(
             life.state != "terminated" and life.region == region and life.gang == name for life in self.lives.values()
         )
+
+
+def _quick_tags(backend: Any, describe: Any) -> Any:
+    """moto looks through the tags of everything for those of one thing; what it asks mostly is answered at once."""
+
+    def quick(filters: Any = None) -> Any:
+        if not filters or set(filters) != {"resource-id"} or any("*" in each for each in filters["resource-id"]):
+            return describe(backend, filters)
+        return [
+            {"resource_id": each, "key": key, "value": value, "resource_type": "instance"}
+            for each in filters["resource-id"]
+            for key, value in backend.tags.get(each, {}).items()
+        ]
+
+    return quick
 
 
 def _market(params: Mapping[str, str]) -> str:
