@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Resources, Task, Transfer, Workdir
@@ -13,6 +13,7 @@ from remuda.providers.pbs import export as pbs
 from remuda.providers.pbs.script import Wishes
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="\x00\r", codec="utf-8"), max_size=200))
 def test_a_here_document_gives_the_text_back(text: str) -> None:
     whole = text + "\nREMUDA_WORK\n"
@@ -20,6 +21,7 @@ def test_a_here_document_gives_the_text_back(text: str) -> None:
     assert done.stdout.decode() == whole
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=100))
 def test_variables_keep_their_values(value: str) -> None:
     (line, *_) = list_exports(Task(name="t", run="true", env={"GIVEN": value}), 1)
