@@ -1,9 +1,8 @@
 """Random numbers that need no saving: each step's are made from the run's seed, the step and the rank."""
 
 import random
-import sys
-from typing import Any
 
+import numpy as np
 import torch
 
 LARGE = 2**64
@@ -23,9 +22,7 @@ def mix(*numbers: int) -> int:
 def sow(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators, on the CPU and on this rank's accelerator."""
     random.seed(seed)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed % 2**63)
     if torch.accelerator.is_available():
         torch.get_device_module().manual_seed(seed % 2**63)
