@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from remuda import train
 from remuda.train.checkpoint.interval import Interval
 
-PAIRS, BATCH, WIDTH = 2000, 64, 64
+PAIRS, BATCH, WIDTH = 800, 64, 64
 STEP_S = 0.02
 
 
