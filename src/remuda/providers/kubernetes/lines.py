@@ -87,7 +87,7 @@ class Lines:
                     await self._wake[pod].wait()
                     pause = _FIRST_PAUSE_S
                     continue
-            pause = min(_LAST_PAUSE_S, pause * 1.3)
+            pause = min(_LAST_PAUSE_S, pause * 1.1)
 
     async def _join(self, pod: str) -> str:
         """Carry until the line ends; what the pod needs first, if it needs something."""

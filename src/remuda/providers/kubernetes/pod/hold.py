@@ -38,10 +38,10 @@ def main() -> int:
     os.makedirs(RUN, mode=0o700, exist_ok=True)
     config = write_config()
     doors = [listen(RUN + "/agent.sock"), listen(RUN + "/line.sock")]
-    agent = start_agent(doors)
     with open(RUN + "/python.new", "w") as file:
         file.write(" ".join(started_as()))
     os.rename(RUN + "/python.new", RUN + "/python")
+    agent = start_agent(doors)
     hold = Hold(doors[0], doors[1], agent, config["lease_s"] + config["grace_s"] + SLACK_S)
     code = hold.run()
     if code > 128 and os.path.exists(HOME + "/started"):

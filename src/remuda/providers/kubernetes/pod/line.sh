@@ -13,6 +13,6 @@ while [ ! -e $run/python ]; do
   fi
   tries=$((tries + 1))
   [ $tries -gt 600 ] && exit 75
-  sleep 0.02 2>/dev/null || sleep 1
+  sleep 0.05 2>/dev/null || sleep 1
 done
 exec $(cat $run/python) /remuda/agent/line.py
