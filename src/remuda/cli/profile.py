@@ -1,0 +1,67 @@
+"""`remuda profile`: where a training script's time and money go, and what would help."""
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from remuda.cli.session import Failure
+
+if TYPE_CHECKING:
+    from remuda.tuning.session import Session
+
+PRICE = "REMUDA_PRICE_USD_HR"
+
+
+@click.command("profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("script", metavar="TRAIN.PY", type=click.Path(dir_okay=False, exists=True))
+@click.argument("arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED)
+@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine.")
+@click.option("--price", type=click.FloatRange(min=0), help=f"Dollars an hour, of all devices.  [default: ${PRICE}]")
+@click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Of each window.")
+@click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Of all windows.")
+@click.option("--trace", metavar="FILE.json", type=click.Path(dir_okay=False), help="Write a trace for Perfetto.")
+def command(
+    script: str, arguments: tuple[str, ...], ranks: int, price: float | None, steps: int, rounds: int, trace: str | None
+) -> None:
+    """Measure a script of remuda.train and say what costs how much, with evidence and the fix.
+
+    The script really trains, here, for a few hundred steps; its checkpoints are left alone. A directory for
+    TensorBoard gets the trace as NAME.pt.trace.json.
+
+    \b
+      remuda profile train.py --epochs 3
+      remuda profile --price 2.99 --trace step.pt.trace.json train.py
+    """
+    from remuda.tuning.diagnose import Doctor
+    from remuda.tuning.session import ScriptError
+    from remuda.tuning.text import describe
+
+    try:
+        with start(script, arguments, ranks) as session:
+            path = os.path.abspath(trace) if trace else ""
+            found = Doctor(session, steps=steps, rounds=rounds, trace=path).diagnose()
+    except ScriptError as error:
+        raise Failure(f"{script} could not be measured: {error}") from error
+    click.echo(describe(found, price if price is not None else find_price()))
+    if trace:
+        click.echo(f"wrote {trace}: open it at ui.perfetto.dev", err=True)
+
+
+def start(script: str, arguments: tuple[str, ...], ranks: int) -> "Session":
+    """The script, ready to be measured. Raises Failure where PyTorch is not installed."""
+    from importlib.util import find_spec
+
+    from remuda.tuning.session import Session
+
+    if find_spec("torch") is None:
+        raise Failure("PyTorch is not installed here", "`pip install remuda[train]`")
+    return Session(script, arguments, ranks=ranks)
+
+
+def find_price() -> float | None:
+    """Dollars an hour that the job's place costs, where Remuda said so."""
+    try:
+        return float(os.environ[PRICE])
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,41 @@
+"""Paired differences: one thing and another in turn, so that whatever else the machine does falls on both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from statistics import fmean, median, stdev
+
+# Student's t, two-sided 95 %, by degrees of freedom (Fisher and Yates, Statistical Tables, table III).
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
+      2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052,
+      2.048, 2.045, 2.042)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much lower the second was: mean over pairs, and half the width of its 95 % interval."""
+
+    mean: float
+    half: float
+    median: float = 0.0
+    agree: bool = False  # all of at least four pairs say that it was lower
+
+    @property
+    def is_gain(self) -> bool:
+        """Beyond noise."""
+        return self.mean > self.half
+
+    @property
+    def is_loss(self) -> bool:
+        return -self.mean > self.half
+
+
+def compare(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Pairs by place. Few pairs have a wide interval, one pair an infinite one."""
+    gains = [a - b for a, b in zip(first, second, strict=True)]
+    if len(gains) < 2:
+        return Difference(fmean(gains), inf, median(gains))
+    t = _T[min(len(gains) - 1, len(_T)) - 1]
+    return Difference(
+        fmean(gains), t * stdev(gains) / sqrt(len(gains)), median(gains), len(gains) > 3 and min(gains) > 0
+    )
