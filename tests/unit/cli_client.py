@@ -212,6 +212,9 @@ class FakeClient:
     def nodes(self, project: str | None = None) -> list[wire.NodeRow]:
         return self.rows
 
+    def machines(self) -> list[wire.MachineRow]:
+        return []
+
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.Found]:
         self.asked.append(("down", project, dry_run))
         found = [wire.Found(**{**asdict(each), "done": not dry_run}) for each in self.found]

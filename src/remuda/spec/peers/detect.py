@@ -70,8 +70,11 @@ def _find_one(node: "Node") -> Dialect:
     inner = {key.text for key, _ in needs.entries} if isinstance(needs, MapNode) else set()
     if keys & _OURS or inner & _OUR_NEEDS:
         return Dialect.REMUDA
-    # Ours are lists.
-    tables = [key for key in ("secrets", "inputs", "outputs", "volumes") if isinstance(node.get(key), MapNode)]
+    # Ours are lists, but for a single volume, whose keys are words; SkyPilot's are paths.
+    tables = [key for key in ("secrets", "inputs", "outputs") if isinstance(node.get(key), MapNode)]
+    volumes = node.get("volumes")
+    if isinstance(volumes, MapNode):
+        tables += [key.text for key, _ in volumes.entries if key.text.startswith(("/", "~"))]
     if keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or tables or _mentions(node):
         return Dialect.SKYPILOT
     return Dialect.REMUDA
