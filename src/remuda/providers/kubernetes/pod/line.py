@@ -1,0 +1,30 @@
+"""Joins its input and output to the first process of the pod; the control plane runs it there, by `line.sh`."""
+
+import os
+import select
+import socket
+import sys
+
+PATH = "/remuda/run/line.sock"
+CHUNK = 65536
+
+
+def main() -> int:
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(PATH)
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(line, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            data = os.read(0, CHUNK) if descriptor == 0 else line.recv(CHUNK)
+            if not data:
+                return 0
+            if descriptor == 0:
+                line.sendall(data)
+            while descriptor and data:
+                data = data[os.write(1, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
