@@ -1,14 +1,10 @@
 """`remuda profile`: where a training script's time and money go, and what would help."""
 
 import os
-from typing import TYPE_CHECKING
 
 import click
 
 from remuda.cli.session import Failure
-
-if TYPE_CHECKING:
-    from remuda.tuning.session import Session
 
 PRICE = "REMUDA_PRICE_USD_HR"
 
@@ -18,7 +14,7 @@ PRICE = "REMUDA_PRICE_USD_HR"
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED)
 @click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine.")
 @click.option("--price", type=click.FloatRange(min=0), help=f"Dollars an hour, of all devices.  [default: ${PRICE}]")
-@click.option("--steps", type=click.IntRange(min=2), default=12, show_default=True, help="Of each window.")
+@click.option("--steps", type=click.IntRange(min=2), default=13, show_default=True, help="Of each window.")
 @click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Of all windows.")
 @click.option("--trace", metavar="FILE.json", type=click.Path(dir_okay=False), help="Write a trace for Perfetto.")
 def command(
@@ -33,12 +29,13 @@ def command(
       remuda profile train.py --epochs 3
       remuda profile --price 2.99 --trace step.pt.trace.json train.py
     """
+    need_torch()
     from remuda.tuning.diagnose import Doctor
-    from remuda.tuning.session import ScriptError
+    from remuda.tuning.session import ScriptError, Session
     from remuda.tuning.text import describe
 
     try:
-        with start(script, arguments, ranks) as session:
+        with Session(script, arguments, ranks=ranks) as session:
             path = os.path.abspath(trace) if trace else ""
             found = Doctor(session, steps=steps, rounds=rounds, trace=path).diagnose()
     except ScriptError as error:
@@ -48,15 +45,12 @@ def command(
         click.echo(f"wrote {trace}: open it at ui.perfetto.dev", err=True)
 
 
-def start(script: str, arguments: tuple[str, ...], ranks: int) -> "Session":
-    """The script, ready to be measured. Raises Failure where PyTorch is not installed."""
+def need_torch() -> None:
+    """Raises Failure where PyTorch is not installed."""
     from importlib.util import find_spec
-
-    from remuda.tuning.session import Session
 
     if find_spec("torch") is None:
         raise Failure("PyTorch is not installed here", "`pip install remuda[train]`")
-    return Session(script, arguments, ranks=ranks)
 
 
 def find_price() -> float | None:

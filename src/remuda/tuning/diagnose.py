@@ -44,10 +44,11 @@ class Diagnosis:
 class Doctor:
     """Asks a session for windows, in rounds of all modes, forward and backward in turn."""
 
-    def __init__(self, session: Session, *, steps: int = 12, rounds: int = 5, trace: str = "") -> None:
+    def __init__(self, session: Session, *, steps: int = 13, rounds: int = 5, trace: str = "") -> None:
         self._session, self._steps, self._rounds, self._trace = session, steps, rounds, trace
         self._facts = session.facts
         plan = self._facts["plan"]
+        self._group = max(plan["threads"], 1) * max(plan["workers"], 1)
         self._skip = 2 + max(plan["prefetch"], plan["threads"]) + plan["prefetch"] * plan["workers"]
         self._seconds: dict[str, list[float]] = {}
         self._own: list[list[float]] = []  # by window without collectives, by rank: without waiting for others
@@ -77,10 +78,15 @@ class Doctor:
 
     def _window(self, mode: str) -> None:
         told = self._session.measure(mode, steps=self._steps, skip=self._skip if mode == "" else 2)
-        self._seconds.setdefault(mode, []).append(fmean(each["seconds"] for each in told))
+        self._seconds.setdefault(mode, []).append(fmean(self._typical(each["steps"]) for each in told))
         if mode == "alone":
             ordered = sorted(told, key=lambda each: each.get("rank", 0))
-            self._own.append([each["seconds"] - each["parts"]["communication"] for each in ordered])
+            self._own.append([self._typical(each["own"]) for each in ordered])
+
+    def _typical(self, steps: list[float]) -> float:
+        """The middle one of a window; of as many steps together as a loader may make ready at once."""
+        size = min(self._group, len(steps))
+        return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
 
     def _between(self, first: str, second: str) -> Difference:
         return compare(self._seconds[first], self._seconds[second])
@@ -99,7 +105,7 @@ class Doctor:
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             reading = {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
             told = self._session.measure("", steps=self._steps, skip=3 * MORE_THREADS, reading=reading)[0]
-            left = told["seconds"] - median(self._seconds["cached"])
+            left = fmean(told["steps"]) - median(self._seconds["cached"])
             evidence += f"; with {MORE_THREADS} threads {max(left, 0) * 1e3:.1f} ms of the stall are left"
             if left < 0.5 * lost.median:
                 self._add("too few workers", lost, evidence, f"Plan(threads={MORE_THREADS})", **reading)
@@ -136,9 +142,7 @@ class Doctor:
         lost: float = min(traced["idle"], share * told["seconds"], base)
         where, most = told["lines"][0] if told["lines"] else ("", 0.0)
         text = f"{where} is at work {most:.0%} of the time; no operation runs for {traced['idle'] * 1e3:.1f} ms a step"
-        self._add(
-            "python-bound loop", Difference(lost, 0.0, lost), text, "do it for the whole batch at once, or less often"
-        )
+        self._add("python-bound loop", Difference(lost, 0.0, lost), text, "do it for the whole batch, or less often")
         return lost
 
     def _judge_sizes(self, python: float, share: int) -> None:

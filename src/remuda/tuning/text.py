@@ -1,6 +1,10 @@
 """Diagnoses and tunings for people: dollars beside seconds."""
 
+from html import escape
+from typing import Any
+
 from remuda.tuning.diagnose import Diagnosis
+from remuda.tuning.tune import Trial
 
 
 def describe(found: Diagnosis, price: float | None) -> str:
@@ -20,3 +24,29 @@ def describe(found: Diagnosis, price: float | None) -> str:
         lines += [f"{number}. {each.cause}: {each.lost_s * 1e3:.1f}{spread} of {ms:.1f} ms{money}",
                   f"   seen: {each.evidence}", f"   fix:  {each.fix}"]  # fmt: skip
     return "\n".join(lines)
+
+
+def describe_trial(trial: Trial, facts: dict[str, Any], price: float | None) -> str:
+    name = ", ".join(f"{key}={value}" for key, value in trial.change.items())
+    if trial.gain is None:
+        return f"reverted  {name}: {trial.error}"
+    gain, half = trial.gain.mean * 1e3, trial.gain.half * 1e3
+    what = "same bits" if trial.exact else "changes numerics"
+    text = f"{trial.before_s * 1e3:.1f} -> {trial.after_s * 1e3:.1f} ms a step, "
+    text += f"{gain:+.1f} +- {half:.1f} ms saved ({what})"
+    if price is not None:
+        steps = facts["samples"] / facts["global_batch"]
+        text += f", ${trial.gain.mean * steps * price / 3600:+.4g} an epoch"
+    return f"{'kept     ' if trial.kept else 'reverted '} {name}: {text}"
+
+
+def make_page(script: str, trials: list[Trial], facts: dict[str, Any], price: float | None) -> str:
+    """A page of what was tried."""
+    rows = "\n".join(f"<li>{escape(describe_trial(each, facts, price))}</li>" for each in trials)
+    return (
+        f"<!doctype html><meta charset=utf-8><title>remuda tune {escape(script)}</title>\n"
+        "<style>body{font:16px system-ui;max-width:60em;margin:2em auto;padding:0 1em}li{margin:.4em 0}</style>\n"
+        f"<h1>remuda tune {escape(script)}</h1>\n<p>{escape(str(facts['name']))} x {facts['ranks']}, "
+        f"global batch {facts['global_batch']}. Windows in turn; +- is half of a 95 % interval (Student's t).\n"
+        f"<ol>\n{rows}\n</ol>\n"
+    )
