@@ -9,7 +9,7 @@ from remuda.domain.jobs import JobPhase, Outcome
 from remuda.domain.markets import Sight
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate
+from remuda.domain.units import HourlyRate, Money
 from remuda.providers.fake.script import Fate, PriceChange, Reply, Script
 from remuda.sim.stage import START, play
 from remuda.sim.story import Ending, Story, Submission, Tale
@@ -133,6 +133,19 @@ def test_spot_that_became_dear_is_left_for_another_zone_at_a_checkpoint_without_
     assert timedelta(0) <= second[0] - first[1] < timedelta(seconds=15), "the other gang was there already"
     assert Sight.TAKEN not in {seen.sight for seen in tale.sights}, "a move is not the market's fault"
     assert not tale.job.retries.get("node")
+
+
+def test_a_move_to_another_region_is_made_only_if_it_pays_for_the_checkpoint_that_leaves() -> None:
+    """The newest checkpoint's size counts, 1 MiB here, and not what its author expected."""
+    change = PriceChange(offer=SPOT.key, at_s=3000, rate=HourlyRate(950_000))
+    offers = (SPOT, FIXED, replace(SPOT_B, region="far"), replace(FIXED_B, region="far"))
+    job = task(hours=6, deadline=12 * HOUR, checkpoint=Checkpoint(path="c", every=HOUR / 6, size_mib=40_000))
+    for price, zones in ((0, ["a", "b"]), (1_000_000, ["a", "b"]), (20_000_000_000, ["a"])):
+        script = Script(offers=offers, prices=(change,))
+        ending = play(Story(submissions=(Submission(task=job),), script=script, egress={"fake/r": Money(price)}))
+        check_all(ending)
+        tale = only(ending)
+        assert [attempt.offer.zone for attempt in tale.attempts] == zones, tell(tale)
 
 
 def test_a_second_gang_that_is_refused_costs_the_first_nothing() -> None:

@@ -111,6 +111,50 @@ def test_a_faster_machine_counts_as_no_faster_but_cheaper() -> None:
     assert by_name == {"fake/r/a/m:0": 1.0, "fake/r/a/f:0": pytest.approx(1.1)}
 
 
+def away(offer: Offer, provider: str, micros: int) -> tuple[Offer, Offer]:
+    """The same machines at another provider, spot at this price."""
+    return (
+        replace(offer, provider=provider, purchase=Purchase.SPOT, rate=HourlyRate(micros)),
+        replace(offer, provider=provider),
+    )
+
+
+@pytest.mark.parametrize(
+    ("price", "saved_gb", "storage", "goes"),
+    [
+        (0, 50, None, True),
+        (1_000_000, 0, None, True),  # nothing is saved yet, so nothing has to go anywhere
+        (1_000_000, 50, None, False),
+        (1_000_000, 50, "gs://kept", True),  # from the bucket, which is where the job would go
+        (1_000_000, 50, "s3://kept", False),
+    ],
+)
+def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_leave(
+    price: int, saved_gb: int, storage: str | None, goes: bool
+) -> None:
+    here, there = away(FIXED, "aws", 300_000), away(FIXED, "gcp", 100_000)
+    job = task(checkpoint=Checkpoint(path="c", every=timedelta(minutes=10), storage=storage))
+    standpoint = at(
+        hours=40, current=here[0], works=True, saved_bytes=saved_gb * 10**9, egress={"aws": Money(price)}, done=0.1
+    )
+    found = setting(job, standpoint, (*here, *there))
+    advice = advise(found, Knowledge(), standpoint, NOW + HOUR)
+    assert (advice.mode, advice.stay) == (Mode.SPOT, not goes)
+    if goes:
+        assert advice.offers[0] == there[0]
+
+
+def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() -> None:
+    here, there = away(FIXED, "aws", 300_000), away(replace(FIXED, rate=HourlyRate(900_000)), "gcp", 300_000)
+    for price, wanted in ((0, there[1]), (1_000_000, here[1])):
+        standpoint = at(
+            hours=10.5, current=here[0], starting_for=HOUR / 4, saved_bytes=50 * 10**9, egress={"aws": Money(price)}
+        )
+        found = setting(task(), standpoint, (*here, *there))
+        advice = advise(found, Knowledge(), standpoint, NOW + timedelta(minutes=15))
+        assert (advice.mode, advice.offers[0]) == (Mode.ON_DEMAND, wanted)
+
+
 def test_an_outlook_orders_the_choices_and_is_the_same_each_time() -> None:
     standpoint = at(hours=13)
     found = setting(task(), standpoint)

@@ -1,8 +1,9 @@
 """Opens the house for the embedded server: store, places and control over one state folder, and closes it again."""
 
+import logging
 import os
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from remuda.api.watch import Watch
 from remuda.client.state import write_private
 from remuda.control.clock import WallClock
 from remuda.control.plant import Plant, Surroundings
+from remuda.domain.units import Money
 from remuda.providers import registry
 from remuda.providers.base import Carrier, Outside, Provider
 from remuda.settings import Settings
@@ -28,8 +30,11 @@ from remuda.store.checkpoints.folders import CheckpointFolders
 from remuda.store.logs import LogStore
 from remuda.store.open import open_store
 from remuda.store.secrets import Sealer
+from remuda.store.snapshot import Snapshot
+from remuda.store.snapshot.layout import SnapshotError
 
 _MIB = 1024 * 1024
+_log = logging.getLogger(__name__)
 
 
 class WatchedStore:
@@ -140,6 +145,16 @@ def load_places(
     )
 
 
+def read_egress() -> Mapping[str, Money]:
+    """The catalog's prices of data that leaves a cloud; none without a catalog, which then costs moves nothing."""
+    try:
+        with Snapshot.open() as snapshot:
+            return snapshot.egress()
+    except SnapshotError as error:
+        _log.warning("no catalog: moves between clouds are taken to be free", exc_info=error)
+        return {}
+
+
 def read_text(path: str) -> str | None:
     """What a small file says; None where there is none or it is empty."""
     try:
@@ -169,4 +184,5 @@ def make_surroundings(
         folders=CheckpointFolders(storage),
         read_blob=lambda name: to_thread(read, name),
         environment=os.environ,
+        egress=lambda: to_thread(read_egress),
     )

@@ -1,6 +1,6 @@
 """What this installation has seen of markets, and what a task with a deadline may cost by its choice of spot."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from remuda.client.wire import MarketRow
     from remuda.domain.offers import Offer
     from remuda.domain.tasks import Task
+    from remuda.domain.units import Money
     from remuda.planner.markets import Knowledge
     from remuda.planner.outlook import Outlook
 
@@ -25,7 +26,9 @@ def seen_here() -> "dict[str, MarketRow]":
         return {}
 
 
-def tell_chances(task: "Task", offers: "Sequence[Offer]", now: datetime) -> "Sequence[Outlook]":
+def tell_chances(
+    task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
+) -> "Sequence[Outlook]":
     """One outlook for each choice of `resources.spot` that these offers allow; none where nothing can be said."""
     from remuda.planner.courses import Standpoint, find_setting
     from remuda.planner.limits import deadline_of
@@ -35,7 +38,7 @@ def tell_chances(task: "Task", offers: "Sequence[Offer]", now: datetime) -> "Seq
     if deadline is None:
         return ()
     knowledge = _knowledge(seen_here())
-    standpoint = Standpoint(submitted_at=now, deadline=deadline)
+    standpoint = Standpoint(submitted_at=now, deadline=deadline, egress=egress)
     setting = find_setting(task, offers, knowledge, standpoint, most=_MARKETS)
     if setting is None:
         return ()

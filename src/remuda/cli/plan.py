@@ -70,7 +70,7 @@ def command(
         situation=offered.situation,
         view=View(limit=limit, distinct=not all_places),
     )
-    chances = tell_chances(task, offered.offers, datetime.now(UTC))
+    chances = tell_chances(task, offered.offers, datetime.now(UTC), offered.situation.egress)
     found = explain(offered.matches, made, refused=offered.refused)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)

@@ -16,7 +16,7 @@ from remuda.control.clock import Clock
 from remuda.control.desk import JobDesk, JobIds, gang_name
 from remuda.control.loop import Driver
 from remuda.control.markets.book import MarketBook
-from remuda.control.markets.guide import Guide
+from remuda.control.markets.guide import Guide, ReadEgress
 from remuda.control.markets.reliefs import Beside, Reliefs
 from remuda.control.places import Places
 from remuda.control.queue import QueueReconciler
@@ -56,6 +56,7 @@ class Surroundings:
     folders: CheckpointFolders | None = None  # where checkpoints are kept; None: every place reaches `storage`
     read_blob: ReadBlob | None = None  # parts of frozen folders
     environment: Mapping[str, str] = field(default_factory=dict)  # of the server: keys of storages that all may use
+    egress: ReadEgress | None = None  # what clouds take for data that leaves them; None: no move costs anything
     post: Post | None = None  # how webhooks are sent; None: by HTTP
 
 
@@ -95,7 +96,7 @@ class Plant:
             read_blob=surroundings.read_blob,
         )
         self.agents = AgentDesk(store, clock, self.hint, supplies)
-        self.guide = Guide(store, self.places, clock, MarketBook(store, clock))
+        self.guide = Guide(store, self.places, clock, MarketBook(store, clock), surroundings.egress)
         gang_of = partial(gang_name, installation)
         notify = self._notify
         self._queue = QueueReconciler(

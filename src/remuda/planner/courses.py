@@ -30,6 +30,8 @@ _SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run 
 _SPARE = timedelta(seconds=60)  # kept before the deadline for what takes a moment longer
 _SPARE_SHARE = 0.01  # of the work, for the same
 _HOUR_S = 3600.0
+_MIB, _GB = 1 << 20, 10**9
+_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # whose a storage is, by its URL
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 _MEANS = {Sight.GRANTED: True, Sight.BOOTED: True, Sight.ENDED: True, Sight.REFUSED: False, Sight.TAKEN: False}
 
@@ -48,6 +50,8 @@ class Standpoint:
     home: Offer | None = None  # where it was last
     setup: timedelta | None = None  # how long its setup took; None: it has not run
     budget_left: Money | None = None
+    saved_bytes: int = 0  # that a move carries
+    egress: Mapping[str, Money] = field(default_factory=dict)  # price per GB by provider, or "provider/region"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,7 @@ def find_setting(
             )
             for place in places
         ),
+        move_usd=_moves(task, places, standpoint),
     )
     return Setting(places=tuple(places), terms=terms, nodes=task.nodes, run_time=reference)
 
@@ -228,6 +233,35 @@ def _fixed_usd(place: Place, nodes: int) -> float:
     return place.fixed.rate.micros_per_hour / 1e6 * nodes * place.pace if place.fixed else 1e6
 
 
+def _moves(task: Task, places: Sequence[Place], standpoint: Standpoint) -> tuple[tuple[float, ...], ...]:
+    """The dollars that bringing the checkpoint from one place to another costs; () where no move costs any.
+
+    The cloud that the bytes leave takes the money: the one of the bucket if there is one, else the one of the gang.
+    """
+    stated = task.checkpoint.size_mib if task.checkpoint is not None else None
+    size_gb = (standpoint.saved_bytes or (stated or 0) * _MIB) / _GB
+    if task.checkpoint is None or not size_gb or not standpoint.egress:
+        return ()
+    bucket = _BUCKETS.get((task.checkpoint.storage or "").partition("://")[0])
+
+    def price(source: Place, target: Place) -> float:
+        left, here = _region(source), _region(target)
+        if left == here or bucket == here[0]:  # a bucket is taken to be in the region where its cloud's nodes are
+            return 0.0
+        at = (bucket, "") if bucket else left
+        per_gb = standpoint.egress.get("/".join(at), standpoint.egress.get(at[0]))
+        return per_gb.micros / 1e6 * size_gb if per_gb else 0.0
+
+    moves = tuple(tuple(price(source, target) for target in places) for source in places)
+    return moves if any(any(row) for row in moves) else ()
+
+
+def _region(place: Place) -> tuple[str, str]:
+    offer = place.spot or place.fixed
+    assert offer is not None
+    return offer.provider, offer.region
+
+
 def _overhead(
     task: Task, places: Sequence[Place], knowledge: Knowledge, standpoint: Standpoint, reference: timedelta
 ) -> timedelta:
@@ -328,7 +362,7 @@ def _last_moment(setting: Setting, standpoint: Standpoint, view: View) -> Decisi
     if slack - risk > overhead:
         return None
     what = "spot has not come up" if not standpoint.works else "nothing was saved for too long"
-    return Decision(Mode.ON_DEMAND, _cheapest_fixed(setting), inf, f"{what}, and this is the last moment")
+    return Decision(Mode.ON_DEMAND, _cheapest_fixed(setting, view), inf, f"{what}, and this is the last moment")
 
 
 def _sooner(setting: Setting, view: View, decision: Decision) -> Decision:
@@ -337,17 +371,29 @@ def _sooner(setting: Setting, view: View, decision: Decision) -> Decision:
     slack = terms.deadline_s - view.now_s - view.left_s
     if decision.mode is not Mode.IDLE or view.mode is not Mode.IDLE or slack < 2 * terms.overhead_s:
         return decision
-    home = view.quotes[view.market].usd_hr if view.market != NOWHERE else inf
-    up = [index for index, quote in enumerate(view.quotes) if quote.up and quote.usd_hr <= home * _ABOUT]
+    home = _spot_cost(setting, view, view.market) if view.market != NOWHERE else inf
+    costs = {index: _spot_cost(setting, view, index) for index, quote in enumerate(view.quotes) if quote.up}
+    up = [index for index, cost in costs.items() if cost <= home * _ABOUT]
     if not up:
         return decision
-    best = min(up, key=lambda index: view.quotes[index].usd_hr)
+    best = min(up, key=costs.__getitem__)
     return Decision(Mode.SPOT, best, inf, "spot is there for about the price of where it was")
 
 
-def _cheapest_fixed(setting: Setting) -> int:
-    order = range(len(setting.places))
-    return min(order, key=lambda index: setting.terms.markets[index].on_demand_usd_hr)
+def _spot_cost(setting: Setting, view: View, index: int) -> float:
+    """Of the rest of the work on this spot, with the way there."""
+    hours = (view.left_s + setting.terms.overhead_s) / _HOUR_S
+    return view.quotes[index].usd_hr * hours + setting.terms.move(view.market, index)
+
+
+def _fixed_cost(setting: Setting, view: View, index: int) -> float:
+    """Of the rest of the work on demand there, with the way there."""
+    hours = (view.left_s + setting.terms.overhead_s) / _HOUR_S
+    return setting.terms.markets[index].on_demand_usd_hr * hours + setting.terms.move(view.market, index)
+
+
+def _cheapest_fixed(setting: Setting, view: View) -> int:
+    return min(range(len(setting.places)), key=lambda index: _fixed_cost(setting, view, index))
 
 
 def _within_budget(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Decision:
@@ -367,9 +413,9 @@ def _within_budget(setting: Setting, standpoint: Standpoint, view: View, decisio
 
 def _spots(setting: Setting, view: View, market: int) -> tuple[Offer, ...]:
     """The spot that was chosen, and after it what is there for about the same price: the next best, or a rival."""
-    most = view.quotes[market].usd_hr * _ABOUT
-    others = [i for i, quote in enumerate(view.quotes) if i not in (market, view.market) and quote.up]
-    near = sorted((i for i in others if view.quotes[i].usd_hr <= most), key=lambda i: view.quotes[i].usd_hr)
+    costs = {index: _spot_cost(setting, view, index) for index, quote in enumerate(view.quotes) if quote.up}
+    most = _spot_cost(setting, view, market) * _ABOUT
+    near = sorted((i for i in costs if i not in (market, view.market) and costs[i] <= most), key=costs.__getitem__)
     return tuple(spot for i in (market, *near) if (spot := setting.places[i].spot) is not None)
 
 
@@ -382,6 +428,6 @@ def _advice(setting: Setting, standpoint: Standpoint, view: View, decision: Deci
         return Advice(mode=mode, stay=True, again_at=at, reason=reason)
     if mode is Mode.SPOT:
         return Advice(mode=mode, offers=_spots(setting, view, market), again_at=at, reason=reason)
-    order = sorted(range(len(setting.places)), key=lambda i: (i != market, setting.terms.markets[i].on_demand_usd_hr))
+    order = sorted(range(len(setting.places)), key=lambda i: (i != market, _fixed_cost(setting, view, i)))
     fixed = [place.fixed for place in (setting.places[index] for index in order) if place.fixed is not None]
     return Advice(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

@@ -1,7 +1,7 @@
 """Plays a story: the production control plane, a made-up cloud and a clock that jumps."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from random import Random
 
@@ -9,6 +9,7 @@ from remuda.control.clock import VirtualClock, run_virtual
 from remuda.control.desk import DeskError, JobIds
 from remuda.control.plant import Plant, Surroundings
 from remuda.domain.jobs import JOB_ENDS, AttemptPhase, Job, Origin
+from remuda.domain.units import Money
 from remuda.providers.base import Carrier
 from remuda.providers.fake import MANIFEST
 from remuda.providers.fake.cloud import FakeCloud
@@ -64,11 +65,17 @@ class _Stage:
             self._clock,
             installation="sim",
             surroundings=Surroundings(
-                carrier=lambda gang: Carrier(address="call", token=gang), open_secrets=_no_secrets, storage=_storage
+                carrier=lambda gang: Carrier(address="call", token=gang),
+                open_secrets=_no_secrets,
+                storage=_storage,
+                egress=self._egress,
             ),
             ids=self._job_ids,
         )
         await self._plant.start()
+
+    async def _egress(self) -> Mapping[str, Money]:
+        return self._story.egress
 
     async def _keep_alive(self) -> None:
         while True:

@@ -1,7 +1,7 @@
 """A story: what is submitted, what the cloud does, what users do and when the server dies; and how it ended."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -70,6 +70,7 @@ class Story:
     broken: frozenset[int] = frozenset()  # writes that fail because the store cannot write
     store_s: float = 0.0  # the longest that half a call to the store takes
     longest: timedelta = timedelta(days=14)
+    egress: Mapping[str, Money] = field(default_factory=dict)  # per GB that leaves, by provider or "provider/region"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

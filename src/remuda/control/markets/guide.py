@@ -1,6 +1,6 @@
 """Asks the deadline policy about one job: gathers what it is to know, and turns its answer into offers."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -25,6 +25,8 @@ _OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 _COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})
 _LAST = timedelta(seconds=30)  # offers this old will do for a job that has a place
 
+ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]  # prices per GB, by provider or "provider/region"
+
 
 def is_steered(job: Job) -> bool:
     """Whether the deadline policy decides about this job."""
@@ -34,11 +36,20 @@ def is_steered(job: Job) -> bool:
 class Guide:
     """Knows what to do with a steered job now."""
 
-    def __init__(self, store: Store, places: Places, clock: Clock, book: MarketBook) -> None:
+    def __init__(
+        self,
+        store: Store,
+        places: Places,
+        clock: Clock,
+        book: MarketBook,
+        egress: ReadEgress | None = None,
+    ) -> None:
         self._store = store
         self._places = places
         self._clock = clock
         self.book = book
+        self._read_egress = egress
+        self._egress: Mapping[str, Money] | None = None
 
     async def place(self, job: Job, snapshot: Snapshot) -> Advice | None:
         """Where a job without a gang should start, or that it should wait; None where the policy has no say."""
@@ -129,9 +140,17 @@ class Guide:
             home=next((attempt.offer for attempt in attempts if attempt.number == job.attempt), None),
             setup=_setup_time(job, nodes),
             budget_left=await self._budget_left(job),
+            saved_bytes=_saved_bytes(attempts),
+            egress=await self._prices() if job.task.checkpoint is not None else {},
         )
         setting = find_setting(job.task, offers, knowledge, standpoint, floor=not attempts)
         return None if setting is None else (setting, knowledge, standpoint)
+
+    async def _prices(self) -> Mapping[str, Money]:
+        """What clouds take for data that leaves them: read once, for a catalog changes with the server's release."""
+        if self._egress is None:
+            self._egress = await self._read_egress() if self._read_egress is not None else {}
+        return self._egress
 
     async def _budget_left(self, job: Job) -> Money | None:
         cap = cap_of(job)
@@ -151,6 +170,12 @@ def _done(
         if isinstance(said, float) and 0 <= said <= 1:
             return said
     return share_done(job.task, attempts, now, job.attempt)
+
+
+def _saved_bytes(attempts: Sequence[Attempt]) -> int:
+    """The size of the newest checkpoint; 0 before the first."""
+    saved = [attempt for attempt in attempts if attempt.checkpoint_at is not None and attempt.checkpoint_bytes]
+    return max(saved, key=lambda attempt: attempt.number).checkpoint_bytes if saved else 0
 
 
 def _unsaved(current: Attempt | None, now: datetime) -> timedelta:
