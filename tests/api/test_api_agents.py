@@ -175,7 +175,7 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     assert started.status_code == 201
     exec_id = started.json()["id"]
     told = (await asyncio.wait_for(waiting, 10)).json()["execs"]
-    assert told == [{"id": exec_id, "command": ["ls", "-l"], "tty": False}]
+    assert told == [{"id": exec_id, "command": ["ls", "-l"], "tty": False, "hand": False}]
     output = f"/agent/v1/execs/{exec_id}"
     query = {"gang": gang, "rank": 0, "stream": "stdout", "offset": 0}
     reading = asyncio.create_task(api.http.get(f"{JOB}/exec/{exec_id}", params={"wait_s": 30}))
@@ -217,11 +217,14 @@ async def test_blobs_come_and_go_whole(api: Api) -> None:
     data = b"print('hi')\n" * 1000
     name = hashlib.sha256(data).hexdigest()
     blobs = "/v1/projects/default/blobs"
-    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {"missing": [name]}
+    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {
+        "missing": [name],
+        "direct": False,
+    }
     wrong = await api.http.put(f"{blobs}/{name}", content=b"something else")
     assert (wrong.status_code, wrong.json()["code"]) == (422, "blob-mismatch")
     assert (await api.http.put(f"{blobs}/{name}", content=data)).status_code == 204
-    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {"missing": []}
+    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {"missing": [], "direct": False}
     gang = await start(api)
     found = await api.http.get(f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang))
     assert found.content == data
@@ -246,7 +249,7 @@ async def test_packs_come_and_go_whole(api: Api) -> None:
         stored = await api.http.put(f"{blobs}/pack", content=pack_of(*parts))
         assert (stored.status_code, stored.json()) == (200, {"stored": 4})
     assert (await api.http.put(f"{blobs}/pack", content=b"")).json() == {"stored": 0}
-    assert (await api.http.post(blobs + "/missing", json={"blobs": names})).json() == {"missing": []}
+    assert (await api.http.post(blobs + "/missing", json={"blobs": names})).json() == {"missing": [], "direct": False}
     large = bytes(256 * 1024 + 1)
     await api.http.put(f"{blobs}/{hashlib.sha256(large).hexdigest()}", content=large)
     gang = await start(api)
@@ -287,7 +290,10 @@ async def test_of_a_bad_pack_nothing_is_stored(api: Api, pack: bytes, status: in
     blobs, good = "/v1/projects/default/blobs", hashlib.sha256(b"good").hexdigest()
     refused = await api.http.put(f"{blobs}/pack", content=pack)
     assert (refused.status_code, refused.json()["code"]) == (status, code)
-    assert (await api.http.post(blobs + "/missing", json={"blobs": [good]})).json() == {"missing": [good]}
+    assert (await api.http.post(blobs + "/missing", json={"blobs": [good]})).json() == {
+        "missing": [good],
+        "direct": False,
+    }
 
 
 async def test_a_snapshot_must_be_complete(api: Api) -> None:
