@@ -44,7 +44,7 @@ class Session:
         if plan is not None:
             (self._folder / "plan.json").write_text(json.dumps(plan))
             env["REMUDA_TRAIN_PLAN"] = str(self._folder / "plan.json")
-        module = ["-m", "remuda.train.probe", where, script, *arguments]
+        module = ["-m", "remuda.tuning.probe", where, script, *arguments]
         if ranks > 1:
             module = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *module]
         self._links: list[Any] = []

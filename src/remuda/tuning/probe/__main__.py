@@ -1,11 +1,11 @@
-"""`python -m remuda.train.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and asks at SOCKET what to do with it."""
+"""`python -m remuda.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and asks at SOCKET what to do with it."""
 
 import os
 import runpy
 import sys
 import traceback
 
-from remuda.train.probe.child import Channel, Done, Probe
+from remuda.tuning.probe.child import Channel, Done, Probe
 
 
 def main() -> int:

@@ -66,7 +66,7 @@ class Sampler:
 
 
 def _is_users(name: str) -> bool:
-    library = ("site-packages", "/remuda/train/", "<frozen", "/lib/python", "<string>")
+    library = ("site-packages", "/remuda/train/", "/remuda/tuning/", "<frozen", "/lib/python", "<string>")
     return not any(part in name for part in library)
 
 

@@ -1,0 +1,141 @@
+"""One way to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`. Each is installed apart."""
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from time import monotonic
+from typing import Any, Protocol
+
+from remuda.train.clock import StepRecord
+from remuda.train.progress import plain
+from remuda.train.see.meter import Meter
+
+EVERY_S = 1.0  # between two rows: reading a loss waits for the device
+
+
+class Tracker(Protocol):
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Calls:
+    """A tracker of two functions."""
+
+    def __init__(self, log: Callable[[dict[str, float], int], Any], close: Callable[[], Any]) -> None:
+        self._log, self._close = log, close
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._log(dict(values), step)
+
+    def close(self) -> None:
+        self._close()
+
+
+def _tensorboard(name: str, folder: str) -> Tracker:
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(os.path.join(folder or "runs", name))
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, step)
+
+    return _Calls(log, writer.close)
+
+
+def _wandb(name: str, folder: str) -> Tracker:
+    options = {"dir": folder} if folder else {}
+    run = import_module("wandb").init(project=_project(), name=name, id=name, resume="allow", **options)
+    return _Calls(lambda values, step: run.log(values, step=step), run.finish)
+
+
+def _mlflow(name: str, folder: str) -> Tracker:
+    mlflow = import_module("mlflow")
+    if folder:
+        mlflow.set_tracking_uri(f"sqlite:///{os.path.join(os.path.abspath(folder), 'mlflow.db')}")
+    mlflow.set_experiment(_project())
+    before = mlflow.search_runs(filter_string=f"attributes.run_name = '{name}'", output_format="list", max_results=1)
+    said = {"run_id": before[0].info.run_id} if before else {"run_name": name}
+    mlflow.start_run(**said)
+    return _Calls(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+
+
+def _aim(name: str, folder: str) -> Tracker:
+    run = import_module("aim").Run(repo=folder or None, experiment=_project())
+    run.name = name
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            run.track(value, name=key, step=step)
+
+    return _Calls(log, run.close)
+
+
+def _trackio(name: str, folder: str) -> Tracker:
+    if folder:
+        os.environ.setdefault("TRACKIO_DIR", folder)
+    run = import_module("trackio").init(project=_project(), name=name, resume="allow", embed=False)
+    return _Calls(lambda values, step: run.log(values, step=step), run.finish)
+
+
+MAKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "aim": _aim, "trackio": _trackio}
+
+
+def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
+    """A tracker by name; a run with the same `name` goes on where the tracker can (not in Aim).
+
+    Raises:
+        ValueError: there is none of that name, or its package is not installed.
+    """
+    if kind not in MAKERS:
+        raise ValueError(f"tracker {kind!r} is none of {', '.join(MAKERS)}")
+    try:
+        return MAKERS[kind](name or os.environ.get("REMUDA_JOB_ID") or "run", folder)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"tracker {kind} needs {error.name}: pip install {kind}") from error
+
+
+def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> None:
+    """Send what `run.log` is given, and rates with dollars, about once a second; from rank 0 alone.
+
+        train.track(run, "tensorboard", "trackio")
+
+    A tracker that fails is told of once and left out; the training goes on.
+    """
+    if not run.world.is_first:
+        return
+    opened = [open_tracker(each) if isinstance(each, str) else each for each in trackers]
+    run.clock.listeners.append(_Sender(opened, meter or Meter(run.world.device, run.world.size)).hear)
+
+
+class _Sender:
+    def __init__(self, trackers: list[Tracker], meter: Meter) -> None:
+        import atexit
+
+        self._trackers, self._meter, self._next = trackers, meter, 0.0
+        atexit.register(self._close)
+
+    def hear(self, record: StepRecord) -> None:
+        self._meter.hear(record)
+        if monotonic() < self._next:
+            return
+        self._next = monotonic() + EVERY_S
+        said = {name: plain(value) for name, value in record.values.items()}
+        values = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
+        values |= self._meter.read()
+        self._all(lambda tracker: tracker.log(values, record.step))
+
+    def _close(self) -> None:
+        self._all(lambda tracker: tracker.close())
+
+    def _all(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                call(tracker)
+            except Exception:  # a tracker's server is not worth a training run
+                import logging
+
+                logging.getLogger("remuda.train").exception("a tracker failed and is left out")
+                self._trackers.remove(tracker)
+
+
+def _project() -> str:
+    return os.environ.get("REMUDA_PROJECT") or "remuda"
