@@ -137,20 +137,17 @@ def play_number(number: int) -> Ending:
     check_all(ending)
     for tale, submission in zip(ending.tales, story.submissions, strict=True):
         told = f"story {number}: {tell(tale)}"
-        check_deadline(tale, submission, troubles, ending, told)
+        check_deadline(tale, submission, troubles, told)
         check_budget(tale, told)
     check_checkpoints(ending)
     return ending
 
 
-def check_deadline(tale: Tale, submission: Submission, troubles: float, ending: Ending, told: str) -> None:
+def check_deadline(tale: Tale, submission: Submission, troubles: float, told: str) -> None:
     """Ended in time where that was feasible: enough time for the troubles of the story, and a budget for the rest."""
     limits, job = tale.job.task.limits, tale.job
     if job.phase is JobPhase.DONE or limits.deadline_after is None or limits.budget is not None:
         return
-    gangs = {attempt.gang for attempt in tale.attempts}
-    if any(gang.fate.mute_after_s is not None for gang in ending.cloud.gang_list if gang.spec.name in gangs):
-        return  # silent for as long as its lease: no one can tell that its work is lost before
     if any(x.outcome is Outcome.PREEMPTED and x.offer.purchase is not Purchase.SPOT for x in tale.attempts):
         return  # a user's drill took away what no place takes
     work_s = float(job.task.env["FAKE_RUN_S"])

@@ -104,6 +104,15 @@ def test_a_gang_on_spot_that_does_not_boot_is_left_for_on_demand_in_time() -> No
     assert tale.attempts[-1].offer.purchase is Purchase.ON_DEMAND
 
 
+def test_an_agent_on_spot_that_falls_silent_is_left_while_on_demand_still_ends_in_time() -> None:
+    """Its lease is longer than the deadline: nobody may wait for its end."""
+    limits = Limits(deadline_after=6 * HOUR, unattended=12 * HOUR)
+    tale = tell_story(task(hours=4, limits=limits), Fate(mute_after_s=2 * 3600))
+    assert in_time(tale), tell(tale)
+    assert bought(tale)[0][:2] == ("a", "spot")
+    assert bought(tale)[-1] == ("a", "on-demand", Outcome.SUCCEEDED)
+
+
 def test_refusals_are_tried_elsewhere_at_once() -> None:
     offers = (SPOT, FIXED, SPOT_B, FIXED_B)
     tale = tell_story(task(), Fate(reply=Reply.NO_CAPACITY), offers=offers)
