@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import datetime
+from itertools import pairwise
 
 from remuda.domain.events import ChargeKind
 from remuda.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase, Outcome
@@ -61,17 +62,37 @@ def check_nothing_held_twice(ending: Ending) -> None:
 def check_bills(ending: Ending) -> None:
     """Every microsecond of every life is charged once, at the price that held, and nothing else is."""
     known = {attempt.gang: attempt for tale in ending.tales for attempt in tale.attempts}
-    lives = {(known[life.gang].id, life.rank): stretches(life) for life in ending.cloud.lives()}
+    assert {life.gang for life in ending.cloud.lives()} <= set(known)
+    lives = {(life.gang, life.rank): stretches(life) for life in ending.cloud.lives()}
     wanted = {key: rows for key, rows in lives.items() if rows}
     charged: dict[tuple[str, int], list[Stretch]] = {}
     for tale in ending.tales:
         for charge in tale.charges:
             assert charge.amount == charge.rate.over(charge.until - charge.since)
             row = (charge.since, charge.until, charge.rate, charge.kind)
-            charged.setdefault((charge.attempt_id, charge.rank), []).append(row)
-    told = {key: sorted(rows) for key, rows in charged.items()}
+            charged.setdefault((bought_as(tale, charge.attempt_id), charge.rank), []).append(row)
+    kept = {attempt.gang.partition("@")[0] for t in ending.tales for attempt in t.attempts if attempt.kept_since}
+    told = {key: joined(rows) if key[0] in kept else sorted(rows) for key, rows in charged.items()}
     wrong = {key: (told.get(key), wanted.get(key)) for key in told | wanted if told.get(key) != wanted.get(key)}
     assert not wrong, f"charged, wanted: {wrong}"
+
+
+def bought_as(tale: Tale, attempt_id: str) -> str:
+    """The name under which the place knows the gang of an attempt, also of one that handed it on."""
+    [attempt] = [each for each in tale.attempts if each.id == attempt_id]
+    return attempt.gang.partition("@")[0]
+
+
+def joined(rows: list[Stretch]) -> list[Stretch]:
+    """The stretches of all who had a gang, one after the other, as if one had it."""
+    whole: list[Stretch] = []
+    for since, until, rate, kind in sorted(rows, key=lambda row: (row[0], row[1])):
+        before = whole[-1] if whole else None
+        if kind is ChargeKind.MINIMUM or before is None or (before[1], before[2]) != (since, rate):
+            whole.append((since, until, rate, ChargeKind.NODE if kind is ChargeKind.KEPT else kind))
+        else:
+            whole[-1] = (before[0], until, rate, before[3])
+    return sorted(row for row in whole if row[0] < row[1])
 
 
 def stretches(life: Life) -> list[Stretch]:
@@ -97,7 +118,7 @@ def check_no_two_tries_at_once(ending: Ending) -> None:
     """The work of one try is over before that of the next begins; a mute agent's is beyond anybody's reach."""
     mute = {gang.spec.name for gang in ending.cloud.gang_list if gang.fate.mute_after_s is not None}
     for tale in ending.tales:
-        number = {attempt.gang: attempt.number for attempt in tale.attempts}
+        number = {attempt.gang: attempt.number for attempt in tale.attempts if attempt.adopted_at is None}
         spans = [
             (number[gang], since, until or ending.at)
             for gang, _, since, until in ending.cloud.storage.work
@@ -112,7 +133,11 @@ def check_no_two_tries_at_once(ending: Ending) -> None:
 def check_no_rank_works_twice(ending: Ending) -> None:
     """Of two agents that start on one node, one works."""
     worked = Counter((gang, rank) for gang, rank, _, _ in ending.cloud.storage.work)
-    assert [key for key, count in worked.items() if count > 1] == []
+    owners = Counter(attempt.gang.partition("@")[0] for tale in ending.tales for attempt in tale.attempts)
+    assert [key for key, count in worked.items() if count > max(1, owners[key[0]])] == []
+    spans = sorted((gang, rank, since, until or ending.at) for gang, rank, since, until in ending.cloud.storage.work)
+    for before, after in pairwise(spans):
+        assert before[:2] != after[:2] or after[2] >= before[3], "one work began on a node before the last was over"
 
 
 def check_end(tale: Tale) -> None:

@@ -284,6 +284,7 @@ class Work:
         self.outputs = [(item.text("source"), item.text("target")) for item in fields.inners("outputs")]
         self.volumes = [Volume(item) for item in fields.inners("volumes")]
         self.grace_s = fields.number("grace_s", 10)
+        self.keep_s = fields.number("keep_s", 0)  # how long to wait for other work when this is over
         self.idle_s = fields.number_or_none("idle_s")
         self.log_limit_mib = fields.number("log_limit_mib", 1024)
 

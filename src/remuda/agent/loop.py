@@ -68,6 +68,14 @@ class Loop:
     def stop(self) -> None:
         self._running = False
 
+    def close(self) -> None:
+        """Another loop follows. Signals must be blocked until it has its own handlers."""
+        if self._wake is not None:
+            signal.set_wakeup_fd(-1)
+            for end in self._wake:
+                os.close(end)
+            self._wake = None
+
     def run(self) -> None:
         while self._running:
             self._call_due()

@@ -16,8 +16,11 @@ from .loop import Loop
 from .outbox import Outbox
 from .runner import Runner
 from .work.environment import Places, write_whole
+from .work.trees import remove_tree
 
 LOCK_WAIT_S = 15.0
+ENDS = (signal.SIGTERM, signal.SIGINT)
+KEPT = ("lock", "agent.json", "config.json", "token", "cache")  # of a node's home, from one work to the next
 USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
 
 
@@ -37,28 +40,53 @@ def main(arguments: list[str]) -> int:
     try:
         os.makedirs(places.home, mode=0o700, exist_ok=True)
         lock = take_lock(places.home)
-        return 0 if lock is None else act(config, places, lock, deliver)
+        return 0 if lock is None else serve(config, places, lock, deliver)
     except (OSError, ValueError, KeyError) as error:
         complain(f"cannot go on: {error}")
         return 1
 
 
-def act(config: Config, places: Places, lock: int, deliver: bool) -> int:
-    """Do the work, or, if an agent before this one did or began it, deliver what it left."""
+def serve(config: Config, places: Places, lock: int, deliver: bool) -> int:
+    """Do the work, and then whatever other work comes while the node is kept for it: each as a new agent would."""
+    code, keep_s = act(config, places, lock, deliver, None)
+    while keep_s > 0 and code == 0:
+        clear(places)
+        code, keep_s = act(config, places, lock, False, keep_s)
+    return code
+
+
+def clear(places: Places) -> None:
+    """Leave nothing of the work that is over, its claim first: an agent killed here finds nothing that it may tell."""
+    with os.scandir(places.home) as found:
+        entries = [entry for entry in found if entry.name not in KEPT]
+    for entry in sorted(entries, key=lambda entry: entry.name != "claim"):
+        remove_tree(entry.path)
+
+
+def act(config: Config, places: Places, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
+    """Do the work, or, if an agent before this one did or began it, deliver what it left.
+
+    Returns the exit code, and for how many seconds the next agent of this node shall wait for more. `waits_s`: how long
+    this one waits for its work, where another's was done here before.
+    """
     loop, outbox, log = Loop(), Outbox(places.outbox), Log(places.log, 1024)
     runner = Runner(loop, config, places, outbox, log, lock)
     link = Link(loop, config, take_nonce(places.home), outbox, log, runner)
     runner.attach(link)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDS:
         loop.on_signal(number, runner.terminated)
     if config.taken is not None and config.taken.signal is not None:
         loop.on_signal(signal.Signals[f"SIG{config.taken.signal}"], runner.warned)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
     if deliver or os.path.exists(places.started) or os.path.exists(places.exit):
         runner.recover(patient=not deliver)
     else:
-        runner.claim()
+        runner.claim(waits_s)
     loop.run()
-    return 0 if outbox.empty and not log.pending else 1 if deliver else 0
+    if runner.keep_s:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # one that comes now is for the next agent
+        loop.close()
+    return 0 if outbox.empty and not log.pending else 1 if deliver else 0, runner.keep_s
 
 
 def take_lock(home: str) -> int | None:

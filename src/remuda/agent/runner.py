@@ -59,13 +59,16 @@ class Runner:
         self._every_s: float | None = None
         self._cost_s: float | None = None  # that the task says its newest checkpoint took
         self._execs = Execs(loop, lock, self.delivered)
+        self.keep_s = 0.0  # set when it leaves after all of its work: how long the next agent here waits for more
 
     def attach(self, link: Link) -> None:
         self._link = link
 
-    def claim(self) -> None:
-        """Ask for the work and do it."""
+    def claim(self, waits_s: float | None = None) -> None:
+        """Ask for the work and do it; where work was done here already, leave when none has come for so long."""
         self._link.claim(self._begin)
+        if waits_s is not None:
+            self._loop.after(waits_s, self._give_up_waiting)
         self._loop.after(1, self._tick)
 
     def recover(self, *, patient: bool) -> None:
@@ -139,6 +142,8 @@ class Runner:
             self._link.pump()
         replying = self._polls is not None and self._polls.replying
         if self._exited and self._outbox.empty and not self._log.pending and self._execs.idle and not replying:
+            if self._work is not None and not self._dismissed and self._exit.get("outcome") in ("succeeded", "exit"):
+                self.keep_s = self._work.keep_s
             self._leave()
 
     def terminated(self) -> None:
@@ -383,6 +388,10 @@ class Runner:
         found = self._steps.look()
         if found is not None and self._ending is None:
             self._end(*found, self._config.grace_s)
+
+    def _give_up_waiting(self) -> None:
+        if self._work is None:
+            self._leave()
 
     def _leave(self) -> None:
         for each in (self._ear, self._polls):

@@ -65,6 +65,7 @@ class Advance:
     outcome: Outcome | None = None
     exit_code: int | None = None
     rank: int | None = None  # that failed first
+    until: datetime | None = None  # of a gang that is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,21 @@ def _ending_phase(view: AttemptView, now: datetime) -> Action:
     return LookAgain(after=_soon(attempt.since, now))
 
 
+def _kept(view: AttemptView, now: datetime) -> Action:
+    """Nodes that wait for the project's next job, which takes them over without asking here."""
+    until = view.attempt.kept_until or now
+    action = _gone(view, now)
+    if isinstance(view.seen, GangSeen) and any(node.ended_at for node in view.seen.nodes):
+        action = _lost(view.seen)
+    if isinstance(action, Advance):
+        return Advance(phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}")
+    if now >= until:
+        return Advance(phase=AttemptPhase.ENDING, reason="no job came for the gang that was kept")
+    if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
+        return Advance(phase=AttemptPhase.ENDING, reason="an agent of the gang that was kept does not wait")
+    return action or LookAgain(after=min(until - now, _next_look(view, now)))
+
+
 def _ended(view: AttemptView, now: datetime) -> Action:
     return LookAgain(after=timedelta.max)
 
@@ -168,6 +184,7 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptView, datetime], Action]] = {
     AttemptPhase.LAUNCHING: _launching,
     AttemptPhase.BOOTING: _booting,
     AttemptPhase.RUNNING: _running,
+    AttemptPhase.KEPT: _kept,
     AttemptPhase.ENDING: _ending_phase,
     AttemptPhase.ENDED: _ended,
 }

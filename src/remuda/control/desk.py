@@ -137,12 +137,17 @@ class JobDesk:
         return stored
 
     async def stop(self, project: str, name: str, reason: str = "stopped by the user") -> Job:
-        """Stop a job: at once where it is queued, else with its grace. Ended already is a no-op. Raises NotFound."""
+        """Stop a job: at once where it is queued, else with its grace. Raises NotFound.
+
+        Of one that has ended already, only what it keeps is given back.
+        """
         for _ in range(_TRIES):
             job = await self._store.find_job(project, name)
-            if job.phase in JOB_ENDS or job.stop_reason is not None:
-                return job
             try:
+                if job.phase in JOB_ENDS:
+                    await self._give_back(job)
+                if job.phase in JOB_ENDS or job.stop_reason is not None:
+                    return job
                 return await self._stop(job, reason)
             except Stale:
                 continue
@@ -191,6 +196,16 @@ class JobDesk:
         if written.phase is JobPhase.STOPPED and job.task.webhooks:
             self._notify(job.id, "finish")
         return written
+
+    async def _give_back(self, job: Job) -> None:
+        """End the time of gangs that the job keeps for the next one."""
+        now = self._clock.now()
+        kept = [each for each in await self._store.attempts(job.id) if each.phase is AttemptPhase.KEPT]
+        if kept:
+            ended = [replace(each, kept_until=now) for each in kept]
+            told = _event(job, now, "kept", "given back by the user")
+            await self._store.commit(Changes(attempts=ended, events=[told]))
+            self._hint(job.id)
 
     async def _retry(self, job: Job) -> Job:
         now = self._clock.now()

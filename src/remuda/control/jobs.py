@@ -10,7 +10,7 @@ from remuda.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(seconds=5)  # between an order to stop and the end of the bill, beyond the task's grace
 LONGEST_DELAY = timedelta(hours=1)
-_SETTLED = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
+_SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 _NEVER = timedelta.max
 _SOON = timedelta(seconds=1)
 _SPENT = "it spent"  # how the reason of a budget's stop begins
@@ -125,8 +125,7 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
         case Outcome.LIMIT:
             return Turn(phase=JobPhase.FAILED, reason=attempt.reason, exit_code=attempt.exit_code)
         case Outcome.EXIT | Outcome.SETUP:
-            chosen = not retry.exit_codes or attempt.exit_code in retry.exit_codes
-            return _again_or_fail(view, attempt, "exit", retry.exit if chosen else 0)
+            return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
         case Outcome.PREEMPTED if _may_work_still(attempt):
             return LookAgain(after=_SOON)
         case Outcome.PREEMPTED:
@@ -137,6 +136,20 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
             return Requeue(kind="refused", reason=attempt.reason, avoid=_rest(job, attempt, "refused"))
         case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
+
+
+def ends_job(job: Job, outcome: Outcome | None, exit_code: int | None) -> bool:
+    """Whether work that ended like this, by its own will, is not tried again."""
+    if outcome is not Outcome.EXIT:
+        return outcome is Outcome.SUCCEEDED
+    allowed = _tries_of(job, exit_code)
+    return allowed is not None and job.retries.get("exit", 0) >= allowed
+
+
+def _tries_of(job: Job, exit_code: int | None) -> int | None:
+    """How often work that ends with this code is tried again; None is without limit."""
+    retry = job.task.retry
+    return retry.exit if not retry.exit_codes or exit_code in retry.exit_codes else 0
 
 
 def _may_work_still(attempt: Attempt) -> bool:

@@ -23,6 +23,7 @@ from remuda.control.queue import QueueReconciler
 from remuda.control.reconcile import QUEUE, JobReconciler, Outside
 from remuda.control.sweep import EVERY, SWEEP, Sweep, Sweeper
 from remuda.control.timetable import Timetable
+from remuda.control.warm.gangs import WarmGangs
 from remuda.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from remuda.control.worklist import Worklist
 from remuda.domain.jobs import Job
@@ -99,8 +100,9 @@ class Plant:
         self.guide = Guide(store, self.places, clock, MarketBook(store, clock), surroundings.egress)
         gang_of = partial(gang_name, installation)
         notify = self._notify
+        warm = WarmGangs(store, clock, self.agents)
         self._queue = QueueReconciler(
-            store, self.places, clock, guide=self.guide, gang_of=gang_of, hint=self.hint, notify=notify
+            store, self.places, clock, guide=self.guide, warm=warm, gang_of=gang_of, hint=self.hint, notify=notify
         )
         outside = Outside(
             places=self.places,
@@ -110,6 +112,7 @@ class Plant:
             hint=self.hint,
             notify=notify,
             reliefs=Reliefs(clock, Beside(guide=self.guide, places=self.places, gang_of=gang_of)),
+            warm=warm,
             timetable=Timetable(store, clock, self.places, self.guide.book, self._start_run, self._arrived),
         )
         self._jobs = JobReconciler(store, clock, outside)

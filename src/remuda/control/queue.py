@@ -14,6 +14,7 @@ from remuda.control.jobs import cap_of
 from remuda.control.markets.guide import Guide, is_steered
 from remuda.control.markets.reliefs import make_attempt
 from remuda.control.places import Places, Snapshot
+from remuda.control.warm.gangs import WarmGangs
 from remuda.costs.metering import total
 from remuda.domain.events import Event
 from remuda.domain.jobs import Course, Job, JobPhase, attempt_id
@@ -46,6 +47,7 @@ class QueueReconciler:
         clock: Clock,
         *,
         guide: Guide,
+        warm: WarmGangs,
         gang_of: Callable[[str], str],
         hint: Callable[[str], None],
         notify: Callable[[str, str], None],
@@ -54,6 +56,7 @@ class QueueReconciler:
         self._places = places
         self._clock = clock
         self._guide = guide
+        self._warm = warm
         self._gang_of = gang_of
         self._hint = hint
         self._notify = notify
@@ -116,6 +119,9 @@ class QueueReconciler:
         again: list[datetime] = []
         changed = 0
         for job in head:
+            if await self._take_warm(job, snapshot, now):
+                changed += 1
+                continue
             prospects = await self._prospects(job, snapshot, now)
             decision = self._decide(job, prospects, turns)
             match decision:
@@ -139,6 +145,25 @@ class QueueReconciler:
         if more and changed:
             return timedelta(0)
         return await self._until_next(now, min(again, default=None) if stays else None, waiting=bool(stays))
+
+    async def _take_warm(self, job: Job, snapshot: Snapshot, now: datetime) -> bool:
+        """Whether the job was given a gang that its project kept; one that the policy steers goes where that says."""
+        if is_steered(job) or not await self._warm.any_for(job):
+            return False
+        situation = await self._situation(job, now)
+
+        def allows(offer: Offer) -> bool:
+            market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
+            objections = self._places.objections
+            found = find_prospects(job, market, match(job, market), objections, situation=situation, now=now)
+            return len(found.offers) > 0
+
+        kept = await self._warm.find(job, allows)
+        if kept is None:
+            return False
+        await self._warm.hand_over(kept, job, self._clock.now())
+        self._hint(job.id)
+        return True
 
     def _decide(self, job: Job, prospects: Prospects, turns: Turns) -> Place | Stay | None:
         """The job's turn; None if it has none and never will."""

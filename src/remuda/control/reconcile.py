@@ -21,8 +21,9 @@ from remuda.control.markets.troubles import find_trouble
 from remuda.control.places import Places
 from remuda.control.scene import Scene
 from remuda.control.timetable import Timetable
-from remuda.costs.metering import bill, total
-from remuda.domain.events import Charge
+from remuda.control.warm.gangs import WarmGangs
+from remuda.control.warm.keep import bill_gang, keep_or_end
+from remuda.costs.metering import total
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, Order, Outcome
 from remuda.domain.places import Hold
 from remuda.domain.tasks import VolumeKind
@@ -71,6 +72,7 @@ class Outside:
     notify: Notify
     reliefs: Reliefs
     timetable: Timetable
+    warm: WarmGangs
 
 
 class JobReconciler:
@@ -173,7 +175,7 @@ class JobReconciler:
                     rate = HourlyRate(rate.micros_per_hour + price.micros_per_hour)
                 spent += charged
                 continue
-            spent += total(_bill(attempt, told, now, final=True))
+            spent += total(bill_gang(attempt, told, now, final=True))
             alive = sum(1 for node in told.nodes if node.started_at and not node.ended_at)
             price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else attempt.offer.rate
             rate = HourlyRate(rate.micros_per_hour + price.times(alive).micros_per_hour)
@@ -246,7 +248,8 @@ class JobReconciler:
             case gangs.Remove():
                 await self._remove(scene, attempt, action.missed)
             case gangs.Advance():
-                await self._advance(scene, attempt, action, now)
+                nodes, spent = scene.nodes[attempt.id], scene.spent
+                await self._advance(scene, attempt, keep_or_end(scene.job, attempt, nodes, action, spent, now), now)
             case gangs.Tell():
                 self._tell(scene, attempt, action, now)
             case gangs.Miss():
@@ -365,7 +368,11 @@ class JobReconciler:
             case AttemptPhase.RUNNING:
                 began = max((node.running_at for node in scene.nodes[attempt.id] if node.running_at), default=now)
                 changed = replace(changed, running_at=began)
-            case AttemptPhase.ENDING:
+            case AttemptPhase.ENDING if attempt.phase is AttemptPhase.KEPT:
+                changed = replace(changed, reason=attempt.reason, missed_looks=0, missed_since=None)
+                scene.tell(now, "kept", action.reason, attempt.number)
+                memory.removed_at = None
+            case AttemptPhase.ENDING | AttemptPhase.KEPT:
                 changed = replace(
                     changed,
                     outcome=action.outcome,
@@ -376,6 +383,11 @@ class JobReconciler:
                     missed_since=None,
                 )
                 changed = _ran_unnoticed(scene, changed)
+                if action.until is not None:
+                    changed = replace(changed, kept_since=now, kept_until=action.until)
+                    text = f"its nodes are kept, and paid, until {action.until:%Y-%m-%d %H:%M:%S} UTC at the latest"
+                    scene.tell(now, "kept", text, attempt.number)
+                    memory.looked_at = memory.accrued_at = None
                 if action.outcome not in _TOLD_BY_THE_JOB:
                     scene.tell(now, action.outcome or "ended", action.reason, attempt.number)
                 memory.removed_at = None
@@ -395,7 +407,7 @@ class JobReconciler:
             told_at = memory.told_at or now
             if memory.told.state is GangState.ENDED and any(node.ended_at is None for node in memory.told.nodes):
                 told_at = now
-            charges = _bill(attempt, memory.told, told_at, final=True)
+            charges = bill_gang(attempt, memory.told, told_at, final=True)
             scene.charge(charges)
             ends += [node.ended_at or told_at for node in memory.told.nodes if node.started_at]
             if spent := total(charges).micros:
@@ -458,9 +470,12 @@ class JobReconciler:
             if memory.told is None or memory.told_at is None:
                 continue
             paid = attempt.offer.rate.micros_per_hour or any(rate.micros_per_hour for _, rate in memory.told.rates)
-            if paid and (memory.accrued_at is None or memory.told_at - memory.accrued_at >= ACCRUE):
+            due = memory.accrued_at is None or memory.told_at - memory.accrued_at >= ACCRUE
+            if due and (paid or attempt.phase is AttemptPhase.KEPT):
                 memory.accrued_at = memory.told_at
-                scene.charge(_bill(attempt, memory.told, memory.told_at, final=False))
+                scene.charge(bill_gang(attempt, memory.told, memory.told_at, final=False))
+                if attempt.phase is AttemptPhase.KEPT:
+                    scene.put_attempt(attempt)  # not written where the gang was handed on meanwhile
 
     async def _flush(self, scene: Scene) -> None:
         if not scene.dirty:
@@ -468,6 +483,9 @@ class JobReconciler:
         changes = scene.take_changes()
         await self._store.commit(changes)
         for attempt in changes.attempts:
+            self._out.warm.note(attempt)
+            if attempt.phase is AttemptPhase.KEPT:
+                self._out.hint(QUEUE)
             if attempt.phase is AttemptPhase.ENDED:
                 self._memory.pop(attempt.gang, None)
                 self._out.agents.forget(attempt)
@@ -478,23 +496,6 @@ class JobReconciler:
         for what in scene.take_notices():
             if scene.job.task.webhooks:
                 self._out.notify(scene.job.id, what)
-
-
-def _bill(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
-    """What the gang's nodes cost, each until its end or `until`."""
-    return [
-        charge
-        for node in told.nodes
-        if node.started_at is not None
-        for charge in bill(
-            attempt=attempt,
-            rank=node.rank,
-            started=node.started_at,
-            until=node.ended_at or until,
-            rates=told.rates,
-            final=final,
-        )
-    ]
 
 
 def _missed(attempt: Attempt, now: datetime) -> Attempt:

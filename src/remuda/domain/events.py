@@ -23,6 +23,7 @@ class Event:
 
 class ChargeKind(StrEnum):
     NODE = "node"  # a stretch of a node's life at one rate
+    KEPT = "kept"  # a stretch in which the node waited for the project's next job
     MINIMUM = "minimum"  # the rest of the provider's minimum charge
 
 

@@ -32,8 +32,9 @@ class AttemptPhase(StrEnum):
     LAUNCHING = "launching"  # the intent is written; the provider is being asked
     BOOTING = "booting"  # the provider has accepted; agents have not all claimed
     RUNNING = "running"  # every rank holds its claim and works
+    KEPT = "kept"  # the work is over; the nodes wait, paid, for the project's next job
     ENDING = "ending"  # the outcome is known; the gang must go
-    ENDED = "ended"  # the gang is gone and its bill is closed
+    ENDED = "ended"  # the gang is gone, or another attempt's, and the bill is closed
 
 
 class NodePhase(StrEnum):
@@ -85,9 +86,17 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     },
     AttemptPhase.BOOTING: {
         AttemptPhase.RUNNING: "every rank reported that its work runs",
+        AttemptPhase.KEPT: "the work ended before its start was noticed, and its nodes are kept",
         AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or it is no longer wanted",
     },
-    AttemptPhase.RUNNING: {AttemptPhase.ENDING: "the work ended, a node was lost, or it is no longer wanted"},
+    AttemptPhase.RUNNING: {
+        AttemptPhase.ENDING: "the work ended, a node was lost, or it is no longer wanted",
+        AttemptPhase.KEPT: "the work ended, and its task keeps the nodes for the project's next job",
+    },
+    AttemptPhase.KEPT: {
+        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user wants it given back",
+        AttemptPhase.ENDED: "an attempt of another job took the gang over",
+    },
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
     AttemptPhase.ENDED: {},
 }
@@ -176,7 +185,7 @@ class Attempt:
     job_id: str
     project: str
     number: int
-    gang: str  # the provider's name for it: installation hash + attempt id
+    gang: str  # the provider's name for it: installation hash + attempt id; of one that was handed on with @ and its id
     offer: Offer
     nodes: int
     phase: AttemptPhase = AttemptPhase.LAUNCHING
@@ -190,6 +199,9 @@ class Attempt:
     running_at: datetime | None = None
     finished_at: datetime | None = None  # the work's end
     ended_at: datetime | None = None  # the gang's end
+    adopted_at: datetime | None = None  # when it took over a gang that was kept: what came before is another's
+    kept_since: datetime | None = None
+    kept_until: datetime | None = None  # and no longer, whether a job comes or not
     missed_looks: int = 0  # looks in a row in which the provider did not know the gang
     missed_since: datetime | None = None  # the first of them
     drill_until: datetime | None = None  # a fire drill takes the gang away at this time

@@ -100,6 +100,7 @@ class Assignment:
     outputs: Sequence[dict[str, str]] = ()
     volumes: Sequence[dict[str, str | bool]] = ()  # {"kind", "source", "path", "read_only", "options"}
     grace_s: float = 10
+    keep_s: float = 0  # how long to wait for other work on this node once the work is over
     idle_s: float | None = None
     log_limit_mib: int = 1024
 

@@ -262,3 +262,4 @@ class Task:
     work: Work | None = None
     webhooks: tuple[Webhook, ...] = ()
     grace: timedelta = timedelta(seconds=10)  # between SIGTERM and SIGKILL
+    keep: timedelta = timedelta(0)  # how long its nodes are held, and paid, for the project's next job

@@ -33,6 +33,7 @@ class _Staged:
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     attempts: dict[str, Attempt] = field(default_factory=dict)
     gangs: dict[str, str] = field(default_factory=dict)
+    freed: set[str] = field(default_factory=set)  # names of gangs that were handed on
     nodes: dict[tuple[str, int], Node] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     charges: dict[_ChargeKey, Charge] = field(default_factory=dict)
@@ -144,11 +145,14 @@ class MemoryStore:
                 raise Stale(f"attempt {attempt.number} of job {attempt.job_id} exists already")
             self._need_job(staged, attempt.job_id)
             staged.gangs[attempt.gang] = attempt.id
+        elif attempt.gang != stored.gang:
+            staged.freed.add(stored.gang)
+            staged.gangs[attempt.gang] = attempt.id
         staged.attempts[attempt.id] = storable_attempt(attempt)
 
     def _is_twin(self, staged: _Staged, attempt: Attempt) -> bool:
         return (
-            attempt.gang in self._gangs
+            (attempt.gang in self._gangs and attempt.gang not in staged.freed)
             or attempt.gang in staged.gangs
             or attempt.number in self._job_attempts.get(attempt.job_id, {})
             or any((a.job_id, a.number) == (attempt.job_id, attempt.number) for a in staged.attempts.values())
@@ -185,6 +189,8 @@ class MemoryStore:
                 self._place[attempt.job_id] = attempt.offer.key
             self._attempts[attempt.id] = attempt
             _mark(self._open_attempts, attempt.id, attempt.phase is not AttemptPhase.ENDED)
+        for gang in staged.freed:
+            self._gangs.pop(gang, None)
         self._gangs.update(staged.gangs)
         for node in staged.nodes.values():
             self._nodes[node.attempt_id][node.rank] = node

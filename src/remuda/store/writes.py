@@ -58,7 +58,7 @@ _INSERT_ATTEMPT = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING"
 )
 _UPDATE_ATTEMPT = (
-    "UPDATE attempts SET phase = ?, document = ?, version = ? WHERE id = ? AND project = ? AND version = ?"
+    "UPDATE attempts SET phase = ?, gang = ?, document = ?, version = ? WHERE id = ? AND project = ? AND version = ?"
 )
 _INSERT_NODE = (
     "INSERT INTO nodes (attempt_id, rank, project, document, version) VALUES (?, ?, ?, ?, 1) ON CONFLICT DO NOTHING"
@@ -168,7 +168,8 @@ def _write_job(session: Session, job: Job, documents: Documents) -> Written:
 def _write_attempt(session: Session, stored: Attempt, version: int) -> None:
     phase, document = str(stored.phase), encode(stored)
     if version:
-        values: tuple[object, ...] = (phase, document, stored.version, stored.id, stored.project, version)
+        guard = (stored.id, stored.project, version)
+        values: tuple[object, ...] = (phase, stored.gang, document, stored.version, *guard)
         done = session.run(_UPDATE_ATTEMPT, values).rowcount
     else:
         values = (stored.id, stored.job_id, stored.project, stored.number, stored.gang, phase, document)

@@ -14,6 +14,7 @@ from remuda.control.agents.reports import Report, apply_messages, tell
 from remuda.control.agents.work import make_assignment
 from remuda.control.clock import Clock
 from remuda.control.jobs import MARGIN, cap_of
+from remuda.control.warm.keep import waits_on
 from remuda.domain.events import Event
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
 from remuda.domain.messages import Ack, Assignment, CheckpointWork, Go, HostFacts, Message, NotYours, Refused, Wait
@@ -24,6 +25,8 @@ from remuda.store.base import Changes, NotFound, Stale, Store
 
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
 _RELIEF_ASKS_AGAIN = timedelta(seconds=1)  # while another gang works
+_KEPT_ASKS_AGAIN = timedelta(seconds=1)
+_WAITS = timedelta(seconds=30)  # since it last asked: an agent of a kept gang is there to be given work
 _LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
 _TRIES = 8  # of a write that meets a newer version
 _OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
@@ -59,6 +62,7 @@ class AgentDesk:
         self._supplies = supplies
         self._heard: dict[tuple[str, int], datetime] = {}
         self._affordable: dict[str, datetime] = {}
+        self._asked: dict[tuple[str, int], datetime] = {}  # for work after their own, by the agents of kept gangs
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused:
@@ -123,6 +127,12 @@ class AgentDesk:
         """When this rank last spoke, as far as this process knows."""
         return self._heard.get((attempt_id, rank))
 
+    def waits(self, attempt: Attempt) -> bool:
+        """Whether every agent of this kept gang asked for other work a moment ago."""
+        since = self._clock.now() - _WAITS
+        asked = [self._asked.get((attempt.id, rank)) for rank in range(attempt.nodes)]
+        return all(at is not None and at >= since for at in asked)
+
     def afford(self, attempt_id: str, until: datetime | None) -> None:
         """The budget pays this attempt until then; its leases end before."""
         if until is None:
@@ -135,6 +145,7 @@ class AgentDesk:
         self._affordable.pop(attempt.id, None)
         for rank in range(attempt.nodes):
             self._heard.pop((attempt.id, rank), None)
+            self._asked.pop((attempt.id, rank), None)
         self.notify(attempt.gang)
 
     async def _claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused:
@@ -146,9 +157,12 @@ class AgentDesk:
         if not 0 <= rank < len(nodes):
             return Refused(reason=f"gang {gang} has no rank {rank}")
         node = nodes[rank]
-        if node.claim is not None and node.claim != nonce:
-            return Refused(reason=f"rank {rank} is claimed by another agent")
         job = await self._store.job(attempt.job_id)
+        if node.claim is not None and node.claim != nonce:
+            if not waits_on(job, attempt, node):
+                return Refused(reason=f"rank {rank} is claimed by another agent")
+            self._asked[attempt.id, rank] = self._heard[attempt.id, rank] = now
+            return Wait(after=_KEPT_ASKS_AGAIN)
         if node.claim is None:
             if job.stop_reason is not None:
                 return Refused(reason=f"the job is being stopped: {job.stop_reason}")

@@ -5,6 +5,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 
+from remuda.control.warm.keep import FAREWELL, may_keep
 from remuda.domain.jobs import Attempt, Job, Node
 from remuda.domain.messages import Assignment, CheckpointWork
 from remuda.domain.tasks import ImageBuild, Task, Transfer, Volume, Workdir
@@ -57,6 +58,7 @@ def make_assignment(
         outputs=[_transfer(item) for item in task.outputs],
         volumes=[_volume(item) for item in task.volumes],
         grace_s=task.grace.total_seconds(),
+        keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
     )
 

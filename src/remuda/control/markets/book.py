@@ -89,7 +89,7 @@ def sights_of(before: Attempt, after: Attempt, nodes: Sequence[Node], now: datet
             return [seen]
         case AttemptPhase.RUNNING:
             claimed = [node.claimed_at for node in nodes if node.claimed_at is not None]
-            if after.launched_at is None or len(claimed) < after.nodes:
+            if after.launched_at is None or len(claimed) < after.nodes or after.adopted_at is not None:
                 return []
             booted = (max(claimed) - after.launched_at).total_seconds()
             return [replace(seen, sight=Sight.BOOTED, seconds=max(0.0, booted))]

@@ -132,7 +132,10 @@ class _Agent:
         self._storage = storage
         self._gang = gang
         self._rank = machine.rank
-        self._nonce = nonce
+        self._nonce = self._first_nonce = nonce
+        self._generation = 0  # of work on this node
+        self._until: datetime | None = None  # how long it waits for more work
+        self._outcome: Outcome | None = None
         self._now = now
         self._born = machine.started_at
         self._lease_until = now() + gang.spec.lease
@@ -141,9 +144,19 @@ class _Agent:
     async def run(self) -> None:
         await pause(self._gang.fate.boot_s)
         self._lease_until = self._now() + self._gang.spec.lease
-        work = await self._claim()
-        if work is None:
-            return
+        while True:
+            work = await self._claim()
+            if work is None:
+                return
+            await self._do(work)
+            if not work.keep_s or self._outcome not in (Outcome.SUCCEEDED, Outcome.EXIT):
+                return
+            self._generation += 1
+            self._nonce = f"{self._first_nonce}-{self._generation}"
+            self._outbox = _Outbox()
+            self._until = self._now() + timedelta(seconds=work.keep_s)
+
+    async def _do(self, work: Assignment) -> None:
         over = False
         try:
             async with asyncio.TaskGroup() as group:
@@ -163,7 +176,7 @@ class _Agent:
     async def _claim(self) -> Assignment | None:
         name, address = self._gang.spec.name, f"10.0.0.{self._rank + 1}"
         host = HostFacts(hostname=self._nonce, python="3", platform="made up")
-        while True:
+        while self._until is None or self._now() < self._until:
             answer = await self._ask(lambda desk: desk.claim(name, self._rank, self._nonce, address, host))
             match answer:
                 case Refused():
@@ -174,6 +187,7 @@ class _Agent:
                 case _:
                     self._renew(self._gang.spec.lease)
                     await pause(answer.after.total_seconds() * 10)
+        return None
 
     async def _work(self, work: Assignment, listener: asyncio.Task[Order]) -> None:
         play = _Play(work, self._rank, self._storage)
@@ -189,6 +203,7 @@ class _Agent:
             outcome, code, reason = await self._play(play, began, listener)
         finally:
             self._storage.work[index] = (self._gang.spec.name, self._rank, began, self._now())
+        self._outcome = outcome
         self._outbox.put(self._now(), MessageKind.EXITED, outcome=outcome, exit_code=code, reason=reason)
 
     async def _play(self, play: "_Play", began: datetime, listener: asyncio.Task[Order]) -> tuple[Outcome, int, str]:

@@ -400,6 +400,15 @@ GRACE = Field(
     default="10s",
 )
 
+KEEP = Field(
+    name="keep",
+    kind=length_kind(timedelta(0), timedelta(hours=24)),
+    help="How long the nodes are held after the work has ended by itself, for the next job of the same project that "
+    "fits them. They are paid for that long; `remuda stop` and `remuda down` give them back at once.",
+    example="keep: 10m",
+    default="not at all",
+)
+
 
 def _build(table: Table) -> Task:
     secrets, env = table.get(SECRETS, ()), table.get(ENV, {})
@@ -436,7 +445,19 @@ def _build(table: Table) -> Task:
         work=table.get(WORK_FIELD),
         webhooks=tuple(each for each in table.get(WEBHOOKS_FIELD, ()) if each),
         grace=table.get(GRACE, timedelta(seconds=10)),
+        keep=_check_keep(table, limits),
     )
+
+
+def _check_keep(table: Table, limits: Limits) -> timedelta:
+    keep = table.get(KEEP, timedelta(0))
+    if keep and table.has(VOLUMES_FIELD):
+        hint = "delete `keep`, or bring the data as `inputs`"
+        table.wrong(KEEP, "nodes with `volumes` are given back at once", suggestion=hint)
+    if keep and limits.duration is not None:
+        message = "with `limits.duration`, a place may give the nodes for no longer than that"
+        table.wrong(KEEP, message, suggestion="delete `keep` or `limits.duration`")
+    return keep
 
 
 def _check_uses(table: Table, setup: Setup) -> None:
@@ -490,6 +511,7 @@ TASK = Section(
         WORK_FIELD,
         WEBHOOKS_FIELD,
         GRACE,
+        KEEP,
     ),
     build=_build,
     hints=TOP_HINTS,

@@ -1,0 +1,173 @@
+"""Gangs that are kept for the project's next job: who gets them, when they go, and that every second is paid once."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.sim.test_sim_stories import CHEAP, DEAR, SPOT, only, task, tell_story
+
+from remuda.domain.events import Charge, ChargeKind
+from remuda.domain.jobs import JobPhase, Outcome
+from remuda.domain.tasks import Limits, Resources, SpotPolicy, Task
+from remuda.domain.units import Money
+from remuda.providers.fake.script import Fate
+from remuda.sim.story import Crash, Ending, Intervention, Submission, Tale, When, Wish
+
+KEEP = timedelta(minutes=10)
+LATER_S = 900  # the work of the first ends at 630 s
+
+
+def warm(run_s: float = 600, **changes: object) -> Task:
+    return task(run_s, keep=KEEP, **changes)
+
+
+def two(first: Task, second: Task, at_s: float = LATER_S, **more: object) -> Ending:
+    return tell_story(submissions=(Submission(task=first), Submission(task=second, at_s=at_s)), **more)
+
+
+def spans(charges: list[Charge] | tuple[Charge, ...] | object, kind: ChargeKind) -> timedelta:
+    return sum((c.until - c.since for c in charges if c.kind is kind), timedelta(0))  # type: ignore[attr-defined]
+
+
+def bought(ending: Ending) -> int:
+    return len(ending.cloud.gang_list)
+
+
+def kinds(tale: Tale) -> list[str]:
+    return [event.kind for event in tale.events]
+
+
+def test_the_next_job_takes_the_gang_over_and_waits_for_no_boot() -> None:
+    ending = two(warm(), task(name="next"))
+    first, second = ending.tales
+    assert bought(ending) == 1
+    assert [tale.job.phase for tale in ending.tales] == [JobPhase.DONE, JobPhase.DONE]
+    assert second.attempts[0].running_at is not None
+    assert second.attempts[0].running_at - second.attempts[0].created_at < timedelta(seconds=15)
+    assert first.attempts[0].ended_at == second.attempts[0].adopted_at
+    assert spans(first.charges, ChargeKind.KEPT) == second.attempts[0].adopted_at - first.attempts[0].kept_since  # type: ignore[operator]
+    assert not [charge for charge in second.charges if charge.kind is ChargeKind.KEPT]
+
+
+def test_a_gang_that_nobody_wants_goes_when_its_time_is_over() -> None:
+    tale = only(tell_story(warm()))
+    [attempt] = tale.attempts
+    assert attempt.kept_since is not None
+    assert attempt.ended_at is not None
+    assert timedelta(0) <= attempt.ended_at - attempt.kept_since - KEEP < timedelta(minutes=1)
+    assert KEEP <= spans(tale.charges, ChargeKind.KEPT) < KEEP + timedelta(minutes=1)
+    assert tale.job.ended_at == attempt.finished_at, "the job is done long before"
+
+
+def test_a_gang_is_handed_on_more_than_once() -> None:
+    jobs = tuple(Submission(task=warm(120, name=f"job-{index}"), at_s=index * 400) for index in range(4))
+    ending = tell_story(submissions=jobs)
+    assert bought(ending) == 1
+    assert [tale.attempts[0].adopted_at is not None for tale in ending.tales] == [False, True, True, True]
+
+
+def test_of_two_jobs_that_race_for_a_kept_gang_one_gets_it() -> None:
+    later = tuple(Submission(task=task(name=name), at_s=LATER_S) for name in ("left", "right"))
+    ending = tell_story(submissions=(Submission(task=warm()), *later))
+    assert bought(ending) == 2
+    assert sorted(tale.attempts[0].adopted_at is None for tale in ending.tales[1:]) == [False, True]
+
+
+def test_a_gang_of_two_nodes_is_handed_on_whole() -> None:
+    ending = two(warm(nodes=2), task(name="next", nodes=2))
+    assert bought(ending) == 1
+    assert {rank for _, rank, _, _ in ending.cloud.storage.work} == {0, 1}
+    assert len(ending.cloud.storage.work) == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"project": "other"},
+        {"nodes": 2},
+        {"image": "ubuntu:24.04"},
+        {"tags": {"team": "b"}},
+        {"grace": timedelta(seconds=60)},
+        {"resources": Resources(disk_gib=500)},
+        {"resources": Resources(cpus_min=500)},
+        {"resources": Resources(spot=SpotPolicy.ONLY)},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_job_that_needs_something_else_does_not_get_it(other: dict[str, object]) -> None:
+    ending = two(warm(), task(name="next", **other), offers=(CHEAP, DEAR, SPOT))
+    assert all(attempt.adopted_at is None for attempt in ending.tales[1].attempts)
+
+
+def test_work_that_fails_by_its_exit_code_keeps_its_gang_too() -> None:
+    ending = two(warm(env={"FAKE_EXIT_CODE": "3"}), task(name="next"))
+    assert ending.tales[0].job.phase is JobPhase.FAILED
+    assert ending.tales[0].job.exit_code == 3
+    assert bought(ending) == 1
+
+
+def test_nodes_that_were_lost_or_stopped_are_not_kept() -> None:
+    lost = two(warm(), task(name="next"), launches=(Fate(lost_rank=0, lost_after_s=300),))
+    assert lost.tales[0].attempts[0].outcome is Outcome.NODE
+    assert lost.tales[0].attempts[0].kept_since is None
+    stopped = tell_story(warm(), interventions=(Intervention(wish=Wish.STOP, job=0, at_s=300),))
+    assert only(stopped).attempts[0].kept_since is None
+
+
+def test_a_node_that_is_lost_while_it_is_kept_costs_the_next_job_nothing() -> None:
+    ending = two(warm(), task(name="next"), launches=(Fate(lost_rank=0, lost_after_s=800),))
+    assert ending.tales[1].job.phase is JobPhase.DONE
+    assert ending.tales[1].attempts[0].adopted_at is None
+    assert ending.tales[0].job.phase is JobPhase.DONE
+
+
+def test_a_node_that_is_lost_after_it_was_taken_over_is_tried_again() -> None:
+    ending = two(warm(), task(name="next"), launches=(Fate(lost_rank=0, lost_after_s=1200),))
+    assert [attempt.outcome for attempt in ending.tales[1].attempts] == [Outcome.NODE, Outcome.SUCCEEDED]
+    assert ending.tales[1].attempts[0].adopted_at is not None
+
+
+def test_stopping_a_job_that_is_over_gives_its_gang_back() -> None:
+    stop = Intervention(wish=Wish.STOP, job=0, at_s=700)
+    tale = only(tell_story(warm(), interventions=(stop,)))
+    assert tale.job.phase is JobPhase.DONE
+    assert spans(tale.charges, ChargeKind.KEPT) < timedelta(minutes=3)
+
+
+def test_a_budget_pays_for_the_time_in_which_a_gang_is_kept_too() -> None:
+    cap = Money(250_000)  # 15 minutes at one dollar per hour; the work takes ten and a half
+    tale = only(tell_story(warm(limits=Limits(budget=cap))))
+    assert tale.job.phase is JobPhase.DONE
+    assert timedelta(minutes=2) < spans(tale.charges, ChargeKind.KEPT) < KEEP - timedelta(minutes=3)
+
+
+def test_the_server_may_die_at_any_step_while_a_gang_is_kept_and_handed_on() -> None:
+    first, second = warm(30), task(60, name="next")
+    calm = two(first, second, at_s=200)
+    assert bought(calm) == 1
+    for call in range(1, calm.calls + 1):
+        for when in When:
+            ending = two(first, second, at_s=200, crashes=(Crash(call=call, when=when),))
+            assert [tale.job.phase for tale in ending.tales] == [JobPhase.DONE, JobPhase.DONE], (call, when)
+
+
+def test_a_gang_whose_server_stays_away_ends_itself() -> None:
+    ending = tell_story(warm(), launches=(Fate(),), crashes=(Crash(call=40, down_s=7200),))
+    tale = only(ending)
+    assert tale.job.phase is JobPhase.DONE
+    [attempt] = tale.attempts
+    assert attempt.ended_at is not None
+
+
+def test_writes_that_meet_a_newer_version_hand_a_gang_to_one_job_only() -> None:
+    for stale in range(1, 40):
+        ending = two(warm(30), task(60, name="next"), at_s=200, stale=frozenset({stale}))
+        assert bought(ending) == 1, stale
+
+
+def test_a_free_gang_can_be_kept_too() -> None:
+    free = replace(CHEAP, rate=replace(CHEAP.rate, micros_per_hour=0))
+    ending = tell_story(
+        submissions=(Submission(task=warm()), Submission(task=task(name="next"), at_s=LATER_S)), offers=(free,)
+    )
+    assert bought(ending) == 1
