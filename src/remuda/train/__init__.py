@@ -25,6 +25,8 @@ try:
     from remuda.train.micro import OutOfMemory
     from remuda.train.plan import Plan
     from remuda.train.run import Run, observers
+    from remuda.train.see.meter import Meter
+    from remuda.train.see.trackers import Tracker, open_tracker, track
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "grain", "absl", "numpy"):
         raise
@@ -33,13 +35,17 @@ except ModuleNotFoundError as error:
 __all__ = [
     "AGAIN",
     "Data",
+    "Meter",
     "OutOfMemory",
     "Plan",
     "Run",
     "Source",
     "StepRecord",
     "Tensors",
+    "Tracker",
     "observers",
     "open_source",
+    "open_tracker",
     "register_reader",
+    "track",
 ]

@@ -1,5 +1,7 @@
 """One way to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`. Each is installed apart."""
 
+import atexit
+import logging
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -103,18 +105,18 @@ def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> N
     if not run.world.is_first:
         return
     opened = [open_tracker(each) if isinstance(each, str) else each for each in trackers]
-    run.clock.listeners.append(_Sender(opened, meter or Meter(run.world.device, run.world.size)).hear)
+    run.clock.listeners.append(_Sender(run, opened, meter or Meter(run.world.device, run.world.size)).hear)
 
 
 class _Sender:
-    def __init__(self, trackers: list[Tracker], meter: Meter) -> None:
-        import atexit
-
-        self._trackers, self._meter, self._next = trackers, meter, 0.0
+    def __init__(self, run: Any, trackers: list[Tracker], meter: Meter) -> None:
+        self._run, self._trackers, self._meter, self._next = run, trackers, meter, 0.0
         atexit.register(self._close)
 
     def hear(self, record: StepRecord) -> None:
         self._meter.hear(record)
+        if not self._meter.samples and self._run._reading is not None:
+            self._meter.samples = len(self._run._reading.source)
         if monotonic() < self._next:
             return
         self._next = monotonic() + EVERY_S
@@ -131,8 +133,6 @@ class _Sender:
             try:
                 call(tracker)
             except Exception:  # a tracker's server is not worth a training run
-                import logging
-
                 logging.getLogger("remuda.train").exception("a tracker failed and is left out")
                 self._trackers.remove(tracker)
 

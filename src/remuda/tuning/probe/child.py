@@ -11,9 +11,9 @@ from typing import Any
 
 from remuda.train import run as runs
 from remuda.train.clock import StepRecord
+from remuda.train.run import Run
 from remuda.tuning.probe.look import Sampler, look_at_data, traced
 from remuda.tuning.probe.modes import Modes
-from remuda.train.run import Run
 
 
 class Done(BaseException):
