@@ -48,7 +48,7 @@ def make_assignment(
         image=task.image if task.image_build is None else name_build(job, task.image_build),
         image_login=secrets.get(task.image_login) if task.image_login else None,
         build=_build(task.image_build) if task.image_build else None,
-        env=dict(task.env),
+        env={**task.env, **_price(attempt)},
         secrets={name: secrets[name] for name in task.secrets if name in secrets},
         params=dict(task.params),
         workdir={"snapshot": job.origin.snapshot} if job.origin.snapshot else None,
@@ -61,6 +61,13 @@ def make_assignment(
         keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
     )
+
+
+def _price(attempt: Attempt) -> dict[str, str]:
+    """Dollars an hour of the whole gang, for programs that count them; of a shared host nobody knows its part."""
+    if attempt.offer.shared:
+        return {}
+    return {"REMUDA_PRICE_USD_HR": str(attempt.offer.rate.times(attempt.nodes).usd)}
 
 
 def _gang_key(nodes: Sequence[Node]) -> str:
