@@ -51,6 +51,10 @@ class Clock:
         for listener in self.listeners:
             listener(record)
 
+    def forget(self) -> None:
+        """There is no step at hand after all."""
+        self._record, self._parts = None, dict.fromkeys(PARTS, 0.0)
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         begun = perf_counter()

@@ -167,6 +167,7 @@ class Run:
                 with self.clock.part("data"):
                     values = next(stream, None)
                 if values is None:
+                    self.clock.forget()
                     break
                 with self.clock.part("transfer"):
                     values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
@@ -195,8 +196,7 @@ class Run:
         with self.clock.part("checkpoint"):
             self.keeper.join()
         with self.clock.part("optimizer"):
-            pipeline = self._ready().placed.pipeline
-            group = pipeline.group if pipeline is not None else None
+            group = pipeline.group if (pipeline := self._ready().placed.pipeline) is not None else None
             norm = update(optimizers, self._builder.numbers.scaler, clip, group)
         if self._batch is not None and self._reading is not None:
             self._state.steps += 1
