@@ -255,9 +255,9 @@ def _chances_out(chances: "Sequence[Outlook]") -> None:
         return
     columns = (
         Column("spot"),
-        Column("mean", "EXPECTED", lambda usd: f"${usd:,.2f}", right=True),
-        Column("p10", "P10", lambda usd: f"${usd:,.2f}", right=True),
-        Column("p90", "P90", lambda usd: f"${usd:,.2f}", right=True),
+        Column("mean", "EXPECTED", lambda usd: _money(round(usd * 1e6)), right=True),
+        Column("p10", "P10", lambda usd: _money(round(usd * 1e6)), right=True),
+        Column("p90", "P90", lambda usd: _money(round(usd * 1e6)), right=True),
         Column("in_time", "IN TIME", lambda share: f"{share:.0%}", right=True),
         Column("hours", "HOURS (P50)", lambda hours: f"{hours:.1f}", right=True),
     )
