@@ -1,4 +1,4 @@
-"""`remuda init`: write a commented starter task file after a few questions."""
+"""`remuda init`: write a commented starter task file after a few questions, or a whole template."""
 
 import sys
 from collections.abc import Callable
@@ -12,11 +12,16 @@ from remuda.cli.session import Failure
 if TYPE_CHECKING:
     from remuda.spec.starter import Answers
 
+TEMPLATES = Path(__file__).with_name("templates")  # a folder for each: a task file, a program, what it needs
+
 
 @click.command("init")
-@click.argument("file", default="task.yaml", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", default="task.yaml", type=click.Path(path_type=Path))
 @click.option("--defaults", is_flag=True, help="Ask nothing and take the default of every answer.")
-def command(file: Path, defaults: bool) -> None:
+@click.option("--template", metavar="NAME", help="A whole program with its task, into the folder FILE or NAME.")
+@click.option("--list", "wanted", is_flag=True, help="List the templates.")
+@click.pass_context
+def command(context: click.Context, file: Path, defaults: bool, template: str | None, wanted: bool) -> None:
     """Write a commented starter task file, task.yaml unless FILE is given.
 
     Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. An existing file is
@@ -25,6 +30,13 @@ def command(file: Path, defaults: bool) -> None:
     from remuda.spec import SpecError, parse_task
     from remuda.spec.starter import make_starter
 
+    if wanted:
+        _list_templates()
+        return
+    if template is not None:
+        named = context.get_parameter_source("file") is not click.core.ParameterSource.DEFAULT
+        _copy_template(template, file if named else Path(template))
+        return
     if not defaults and not _has_terminal():
         raise Failure("there is no terminal to ask on", "`remuda init --defaults` asks nothing", exit_code=2)
     _check_file(file, ask=not defaults)
@@ -40,11 +52,45 @@ def command(file: Path, defaults: bool) -> None:
     click.echo(f"what it would cost: remuda plan {file}    run it: remuda run {file}")
 
 
+def _templates() -> dict[str, Path]:
+    return {folder.name: folder for folder in sorted(TEMPLATES.iterdir()) if (folder / "task.yaml").is_file()}
+
+
+def _list_templates() -> None:
+    for name, folder in _templates().items():
+        click.echo(f"{name:<16} {(folder / 'task.yaml').read_text().splitlines()[0].lstrip('# ')}")
+    click.echo("write one: remuda init --template NAME [FOLDER]")
+
+
+def _copy_template(name: str, folder: Path) -> None:
+    from difflib import get_close_matches
+
+    found = _templates()
+    if name not in found:
+        close = get_close_matches(name, found, n=1)
+        hint = f"did you mean {close[0]}?" if close else "`remuda init --list` lists them"
+        raise Failure(f"there is no template {name!r}", hint, exit_code=2)
+    files = [path for path in sorted(found[name].iterdir()) if path.is_file()]
+    for taken in (folder / path.name for path in files):
+        if taken.exists():
+            raise Failure(f"{taken} exists already", "name another folder", exit_code=2)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            (folder / path.name).write_bytes(path.read_bytes())
+    except OSError as error:
+        raise Failure(f"cannot write to {folder}: {error.strerror}") from error
+    click.echo(f"wrote {', '.join(str(folder / path.name) for path in files)}")
+    click.echo(f"what it would cost: remuda plan {folder}/task.yaml    run it: remuda run {folder}/task.yaml")
+
+
 def _has_terminal() -> bool:
     return sys.stdin.isatty()
 
 
 def _check_file(file: Path, *, ask: bool) -> None:
+    if file.is_dir():
+        raise Failure(f"{file} is a folder", "name a file in it", exit_code=2)
     if not file.parent.is_dir():
         raise Failure(f"there is no folder {file.parent}", "make it first", exit_code=2)
     if file.exists():

@@ -1,0 +1,120 @@
+"""Every template is a valid task, and those that need only torch and scikit-learn run: small, here and as a job.
+
+The others need packages that are not installed for tests. To try them, install what their requirements.txt names and
+set REMUDA_TEST_TEMPLATES=1.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from remuda.cli.init import TEMPLATES
+from remuda.cli.main import cli
+from remuda.spec import parse_task
+
+NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+# template -> arguments of a short run, what it says, and the least (or most) that the number in it may be
+SHORT = {
+    "cnn": (["--epochs", "2", "--width", "8"], r"accuracy (\S+)", 0.5),
+    "rnn": (["--epochs", "5", "--width", "32"], r"accuracy (\S+)", 0.3),
+    "lstm": (["--letters", "30000", "--width", "32", "--lr", "0.01"], r"loss (\S+)", -4.3),
+    "attention": (["--epochs", "8", "--lr", "0.01"], r"accuracy (\S+)", 0.3),
+    "mnist-ddp": (["--epochs", "1"], r"accuracy (\S+)", 0.5),
+    "gpt-pretrain": (["--letters", "20000", "--width", "32", "--layers", "2", "--lr", "0.01"], r"loss (\S+)", -4.3),
+}
+
+
+STAGES = {
+    "transfer-resnet": (
+        [["base", "--epochs", "3"], ["tune", "--epochs", "3"]],
+        ("the head alone", "fine-tuned", "without any backbone"),
+    ),
+    "lora-finetune": (
+        [["base", "--letters", "12000", "--lr", "0.01"], ["tune", "--letters", "15000", "--rank", "2"]],
+        ("weights learnt", "merged into the model"),
+    ),
+}
+
+
+def start(name: str, folder: Path, *arguments: str) -> str:
+    """What the program says, run in a folder of its own; a warning is an error here."""
+    command = [sys.executable, "-W", "error", str(TEMPLATES / name / "train.py"), *arguments]
+    ran = subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def check(said: str, pattern: str, least: float) -> None:
+    found = re.search(pattern, said)
+    assert found is not None, said
+    value = float(found[1])
+    assert value >= least if least > 0 else value <= -least, said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_template_is_a_valid_task_and_a_program(name: str, tmp_path: Path) -> None:
+    said = CliRunner().invoke(cli, ["init", "--template", name, str(tmp_path / "it")])
+    assert said.exit_code == 0, said.output
+    folder = tmp_path / "it"
+    assert {path.name for path in folder.iterdir()} >= {"task.yaml", "train.py", "requirements.txt"}
+    text = (folder / "task.yaml").read_text()
+    assert parse_task(text, file=str(folder / "task.yaml")).name == name
+    for program in folder.glob("*.py"):
+        tree = ast.parse(program.read_text())
+        assert ast.get_docstring(tree), "it says what it is"
+    # what the task passes on is what the program takes
+    program_text = (folder / "train.py").read_text()
+    for option in set(re.findall(r"(--[a-z-]+) \$\{\{ params", text)):
+        assert f'"{option}"' in program_text, option
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", sorted(SHORT))
+def test_a_template_learns(name: str, tmp_path: Path) -> None:
+    arguments, pattern, least = SHORT[name]
+    check(start(name, tmp_path, *arguments), pattern, least)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", sorted(STAGES))
+def test_a_template_in_two_stages(name: str, tmp_path: Path) -> None:
+    stages, says = STAGES[name]
+    said = "".join(start(name, tmp_path, *arguments) for arguments in stages)
+    assert all(text in said for text in says), said
+    if name == "lora-finetune":
+        found = re.search(r"loss (\S+) on .*; (\S+) before, (\S+) merged", said)
+        assert found is not None
+        after, before, merged = map(float, found.groups())
+        assert after < before - 0.05
+        assert abs(after - merged) < 1e-3
+
+
+@pytest.mark.system
+def test_heat_maps_are_pictures_of_where_the_digit_is(tmp_path: Path) -> None:
+    said = start("gradcam", tmp_path, "--epochs", "3", "--method", "all")
+    shares = dict(re.findall(r"^(\S+): (\S+) of the heat", said, re.MULTILINE))
+    assert sorted(shares) == ["eigen-cam", "grad-cam", "grad-cam++", "layer-cam", "score-cam"]
+    assert float(shares["grad-cam"]) > 0.4, said  # a map that knew nothing would have 0.25
+    assert float(shares["layer-cam"]) > 0.4, said
+    for method in shares:
+        assert (tmp_path / f"heatmap-{method}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_overwritten_and_names_are_guessed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("mine")
+    taken = CliRunner().invoke(cli, ["init", "--template", "cnn", str(tmp_path)], standalone_mode=True)
+    assert taken.exit_code != 0
+    assert "exists already" in str(taken.output) + str(taken.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    wrong = CliRunner().invoke(cli, ["init", "--template", "gradcamm", str(tmp_path / "x")])
+    assert wrong.exit_code != 0
+    listed = CliRunner().invoke(cli, ["init", "--list"]).output
+    assert all(name in listed for name in NAMES)
