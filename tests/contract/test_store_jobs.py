@@ -214,6 +214,21 @@ async def test_attempts_are_unique_and_found(store: Store) -> None:
     assert (await store.list_jobs("p")).jobs[0].place == make_offer("next").key
 
 
+async def test_a_gang_is_handed_to_another_attempt_in_one_write(store: Store) -> None:
+    first = await begin(store, await submit(store, "j1"), phase=AttemptPhase.KEPT)
+    heir = make_attempt(await submit(store, "j2"), gang=first.gang)
+    handed = replace(first, phase=AttemptPhase.ENDED, gang=f"{first.gang}@{first.id}")
+    with pytest.raises(Stale):  # the name is taken still
+        await store.commit(Changes(attempts=[heir]))
+    with pytest.raises(Stale):  # somebody wrote it meanwhile: nothing of the write is left
+        await store.commit(Changes(attempts=[replace(handed, version=7), heir]))
+    assert await store.attempt_of_gang(first.gang) == first
+    await store.commit(Changes(attempts=[handed, heir]))
+    assert await store.attempt_of_gang(first.gang) == replace(heir, version=1)
+    assert await store.attempt_of_gang(handed.gang) == replace(handed, version=2)
+    assert [attempt.id for attempt in await store.open_attempts()] == [heir.id]
+
+
 async def test_nodes_are_read_as_written(store: Store) -> None:
     attempt = await begin(store, await submit(store, "j1"))
     node = make_node(

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_event, make_job, make_node
@@ -222,7 +223,10 @@ def test_nodes_that_bill(client: FakeClient) -> None:
     shown = lines(run("nodes"))[1]
     assert "GPU-1,GPU-2" in shown
     assert "$3.60/h" in shown
+    client.rows = [msgspec.structs.replace(client.rows[0], phase="kept", kept_until=at(600))]
+    assert f"{at(600):%H:%M:%S} UTC" in run("nodes").stdout
     (row,) = json.loads(run("nodes", "-o", "json").stdout)
+    assert row["kept_until"] is not None
     assert row["devices"] == ["GPU-1", "GPU-2"]
     assert row["gang"] == "rm-0-x-1"
 

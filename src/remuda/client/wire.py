@@ -275,6 +275,7 @@ class NodeRow(Reply, frozen=True, kw_only=True):
     since: datetime
     heard_at: datetime | None
     devices: list[str]
+    kept_until: datetime | None = None  # its work is over: it waits, paid, for the project's next job
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):

@@ -62,10 +62,11 @@ class Changes:
     """One atomic write. Rows carry the version they were read at; version 0 means insert.
 
     Each stored row gets version + 1. A guard that fails raises Stale and nothing is written; so does an insert of
-    what exists, and an update that moves a row to another project or renames a job. A row whose parent (job,
-    attempt, host) does not exist raises NotFound. They are applied in the order of `release`, jobs, attempts,
-    nodes, events, charges, observations, holds. Holds are checked against their host's row and the other holds in
-    the same transaction. `release` names gangs whose holds end.
+    what exists, and an update that moves a row to another project or renames a job. An attempt that takes another name
+    for its gang leaves the old one to an attempt that follows in the same write. A row whose parent (job, attempt,
+    host) does not exist raises NotFound. They are applied in the order of `release`, jobs, attempts, nodes, events,
+    charges, observations, holds. Holds are checked against their host's row and the other holds in the same
+    transaction. `release` names gangs whose holds end.
     """
 
     jobs: Sequence[Job] = ()

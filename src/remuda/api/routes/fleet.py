@@ -14,7 +14,7 @@ from remuda.api.routes import views
 from remuda.api.wire import read, reply
 from remuda.client import wire
 from remuda.control.sweep import Stray, Sweep
-from remuda.domain.jobs import JOB_ENDS, JobPhase
+from remuda.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from remuda.store.base import JobSummary, NotFound
 
 _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
@@ -54,6 +54,9 @@ async def down(request: Request) -> Response:
     else:
         for job in jobs:
             await house.plant.jobs.stop(job.project, job.id, f"project {ask.project} is taken down")
+        for attempt in await house.store.open_attempts(ask.project):
+            if attempt.phase is AttemptPhase.KEPT:
+                await house.plant.jobs.stop(attempt.project, attempt.job_id)
     found = [
         wire.Found(
             kind="job", name=job.name, where=job.place or f"project {job.project}", why=job.phase, done=not ask.dry_run

@@ -10,7 +10,7 @@ from remuda.client import wire
 from remuda.costs.metering import total
 from remuda.costs.timeline import Spell, trace
 from remuda.domain.events import Charge, Event
-from remuda.domain.jobs import Attempt, Course, Job, Node
+from remuda.domain.jobs import Attempt, AttemptPhase, Course, Job, Node
 from remuda.domain.markets import Observation
 from remuda.domain.places import Hold
 from remuda.domain.units import Money
@@ -197,6 +197,7 @@ def node_row(job: Job, attempt: Attempt, node: Node, hold: Hold | None) -> wire.
         since=attempt.launched_at or attempt.created_at,
         heard_at=node.heard_at,
         devices=[] if hold is None else list(hold.devices),
+        kept_until=attempt.kept_until if attempt.phase is AttemptPhase.KEPT else None,
     )
 
 
