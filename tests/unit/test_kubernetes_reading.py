@@ -15,7 +15,7 @@ from remuda.domain.tasks import Task, Volume, VolumeKind
 from remuda.domain.units import HourlyRate
 from remuda.providers.base import Carrier, GangSpec, GangState, Refused
 from remuda.providers.kubernetes.calls.kubeconfig import Login, read_contexts
-from remuda.providers.kubernetes.cluster import RateOf, list_offers, read_nodes, read_quantity
+from remuda.providers.kubernetes.cluster import Part, RateOf, list_offers, promise, read_nodes, read_quantity
 from remuda.providers.kubernetes.export import make_export
 from remuda.providers.kubernetes.pods import Owner, make_pod
 from remuda.providers.kubernetes.quota import limit
@@ -99,6 +99,36 @@ def test_unhealthy_gpus_are_counted_and_not_offered() -> None:
     node = make_node("a", {"nvidia.com/gpu": "7"}, {"gpu.type": "h100"}, capacity={"nvidia.com/gpu": "8"})
     assert read_nodes([node], (), {}, ())[0].broken == 1
     assert find(offers_of(node), "H100", 8).capacity == 0
+
+
+def make_pod_without_node(limits: dict[str, str], labels: dict[str, str]) -> Object:
+    requests = {"cpu": "32", "memory": "1Gi", **limits}
+    container = {"name": "work", "resources": {"requests": requests, "limits": limits}}
+    return {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": [container]}, "status": {}}
+
+
+def test_pods_of_ours_that_have_no_node_yet_take_room() -> None:
+    gpus, plain = make_node("a", {"nvidia.com/gpu": "8"}), make_node("b", {})
+    ours = {"app.kubernetes.io/managed-by": "remuda"}
+    for limits, labels, left in (
+        ({"nvidia.com/gpu": "6"}, ours, {"a": (2, 32), "b": (0, 64)}),
+        ({}, ours, {"a": (8, 32), "b": (0, 64)}),
+        ({"nvidia.com/gpu": "9"}, ours, {"a": (8, 64), "b": (0, 64)}),
+        ({"nvidia.com/gpu": "6"}, {}, {"a": (8, 64), "b": (0, 64)}),
+    ):
+        found = read_nodes([gpus, plain], [make_pod_without_node(limits, labels)], {}, ())
+        assert {node.name: (node.free.gpus, int(node.free.cpus)) for node in found} == left
+
+
+def test_promised_room_is_gone_from_every_entry_of_a_node() -> None:
+    both = {"nvidia.com/gpu": "4", "nvidia.com/mig-1g.10gb": "4"}
+    found = promise(
+        read_nodes([make_node("a", both)], [], {}, ()), {"nvidia.com/gpu": Part(cpus=Fraction(24), gpus=1)}, 3
+    )
+    assert {node.resource: (node.free.gpus, int(node.free.cpus)) for node in found} == {
+        "nvidia.com/gpu": (2, 16),
+        "nvidia.com/mig-1g.10gb": (4, 16),
+    }
 
 
 def test_quotas_leave_less() -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -201,41 +202,65 @@ class Cluster:
 
 @cache
 def shared() -> "Cluster | str":
-    """This process's cluster, or why there is none. It is tried once."""
+    """This process's cluster, or why there is none. It is tried once in a run, whatever becomes of the process."""
+    if (tried := first_try()) is not None:
+        return tried
     if reason := why_not():
-        return reason
+        return no_more(reason)
     root = Path(tempfile.mkdtemp(prefix="rmk-", dir="/tmp"))
     cluster = Cluster(root)
     atexit.register(cluster.down)
     try:
         cluster.up()
-    except (RuntimeError, OSError, AssertionError, subprocess.SubprocessError) as error:
+    except (RuntimeError, OSError, AssertionError, ValueError, subprocess.SubprocessError) as error:
         cluster.down()
-        return f"no Kubernetes could be started here: {error}"
+        return no_more(f"no Kubernetes could be started here: {error}")
     return cluster
 
 
+def tries() -> Path:
+    """Where this run's try is noted: processes of one run of pytest, one after the other, know of it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"p{os.getpid()}"
+    return Path(tempfile.gettempdir(), f"remuda-kubernetes-{run}")
+
+
+def first_try() -> "str | None":
+    """None for the first try of this run; else what became of that one."""
+    atexit.register(tries().unlink, missing_ok=True)
+    try:
+        with open(tries(), "x") as file:
+            file.write("the process that made a Kubernetes in this run has died; it is not tried again")
+    except FileExistsError:
+        return tries().read_text()
+    return None
+
+
+def no_more(reason: str) -> str:
+    tries().write_text(reason)
+    return reason
+
+
 def why_not() -> str:
-    """Why no cluster can be made here; installs and builds what is missing, once."""
+    """Why no cluster can be made here; installs and builds what is missing, once, and within BUILD_S."""
     if os.getuid() != 0:
         return "a Kubernetes is started by root here, and this is not root"
     if not os.path.isdir("/sys/fs/cgroup/cpuset"):
         return "Kubernetes 1.20 wants control groups of version 1, which this machine has not"
     CACHE.mkdir(parents=True, exist_ok=True)
+    give_up = time.monotonic() + BUILD_S
     with open(CACHE / "lock", "w") as lock:
-        give_up = time.monotonic() + BUILD_S
         while True:  # another process may be building
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return make_ready()
+                return make_ready(give_up)
             except BlockingIOError:
                 if time.monotonic() > give_up:
                     return f"another process has been building Kubernetes for more than {BUILD_S} s"
                 time.sleep(0.5)
 
 
-def make_ready() -> str:
-    """Install, build and pack what is missing; why that cannot be done."""
+def make_ready(give_up: float) -> str:
+    """Install, build and pack what is missing; why that cannot be done. Ends by `give_up`, a time of the clock."""
     tools = ("etcd", "containerd", "runc", "ctr", "conntrack", "ip", "busybox", "curl", "openssl")
     try:
         if not all(shutil.which(tool, path=path_of()) for tool in tools) or not os.path.exists("/usr/lib/cni/ptp"):
@@ -243,14 +268,16 @@ def make_ready() -> str:
                 return "containerd and etcd are not installed, and there is no apt-get to install them"
             environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
             apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]
-            step(300, *apt, "update", env=environ)
-            step(300, *apt, "install", "-y", "--no-install-recommends", *PACKAGES, env=environ)
+            step(give_up, *apt, "update", env=environ)
+            step(give_up, *apt, "install", "-y", "--no-install-recommends", *PACKAGES, env=environ)
         if not shutil.which("kubectl"):
-            return "there is no kubectl"
+            environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            install = ("apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends")
+            step(give_up, *install, "kubernetes-client", env=environ)
         if not (CACHE / "bin/kubelet").exists():
-            step(BUILD_S, "nice", "bash", str(HERE / "build.sh"), str(CACHE))
+            step(give_up, "nice", "bash", str(HERE / "build.sh"), str(CACHE))
         if not (CACHE / "python/grpc").exists():
-            step(300, sys.executable, "-m", "pip", "install", "-q", "--target", str(CACHE / "python"), "grpcio")
+            step(give_up, sys.executable, "-m", "pip", "install", "-q", "--target", str(CACHE / "python"), "grpcio")
         make_images()
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
@@ -258,8 +285,20 @@ def make_ready() -> str:
     return ""
 
 
-def step(seconds: float, *command: str, env: "dict[str, str] | None" = None) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=seconds, env=env)
+def step(give_up: float, *command: str, env: "dict[str, str] | None" = None) -> None:
+    """Run a command to its end; what it started ends with it when the time is up or this process is interrupted."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
+    )
+    try:
+        _, said = process.communicate(timeout=max(1.0, give_up - time.monotonic()))
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, stderr=said)
 
 
 def make_images() -> None:
@@ -330,12 +369,12 @@ def write_image(
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
     text = json.dumps(config).encode()
-    file = f"{sha256(text).hexdigest()}.json"
+    settings = f"{sha256(text).hexdigest()}.json"
     fresh = path.with_suffix(".new")
     with tarfile.open(fresh, "w") as tar:
         add(tar, "layer.tar", layer.getvalue(), 0o644)
-        add(tar, file, text, 0o644)
-        manifest = [{"Config": file, "RepoTags": [name], "Layers": ["layer.tar"]}]
+        add(tar, settings, text, 0o644)
+        manifest = [{"Config": settings, "RepoTags": [name], "Layers": ["layer.tar"]}]
         add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
     fresh.rename(path)
 

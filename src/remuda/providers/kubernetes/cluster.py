@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -106,18 +106,58 @@ def read_quantity(text: object) -> Fraction:
 def read_nodes(
     nodes: Sequence[Object], pods: Sequence[Object], selector: Mapping[str, str], borne: Sequence[Toleration]
 ) -> Sequence[ClusterNode]:
-    """The nodes that jobs may use; a node with several kinds of accelerators is one entry for each."""
+    """The nodes that jobs may use; a node with several kinds of accelerators is one entry for each.
+
+    Pods of ours that have no node yet are counted where there is room for them.
+    """
     by_node: dict[str, list[Object]] = {}
+    unplaced = []
     for pod in pods:
         name = pod["spec"].get("nodeName")
-        if name and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+        if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        if name:
             by_node.setdefault(name, []).append(pod)
+        elif (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") == "remuda":
+            unplaced.append(pod)
     found: list[ClusterNode] = []
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
         if all(labels.get(name) == value for name, value in selector.items()):
             found += _read_node(node, by_node.get(node["metadata"]["name"], []), borne)
+    for pod in unplaced:
+        found = promise(found, {resource: requested(pod, resource) for resource in _resources_of(pod)}, 1)
     return found
+
+
+def _resources_of(pod: Object) -> Sequence[str]:
+    """The accelerators that a pod asks for; "" where it asks for none."""
+    asked = {
+        name
+        for container in pod["spec"]["containers"]
+        for name in (container.get("resources") or {}).get("limits") or {}
+    }
+    return [name for name in sorted(asked) if _ACCELERATORS.fullmatch(name)] or [""]
+
+
+def promise(nodes: Sequence[ClusterNode], parts: Mapping[str, Part], count: int) -> list[ClusterNode]:
+    """The nodes without the room that `count` pods will take; `parts` are their sizes by what accelerators they ask
+    for, "" for any node."""
+    left = list(nodes)
+    for _ in range(count):
+        for chosen in left:
+            part = parts.get(chosen.resource, parts.get(""))
+            if part is not None and count_fitting(chosen, part):
+                # A node with several kinds of accelerators is listed once for each.
+                other = replace(part, gpus=0)
+                left = [
+                    replace(node, free=node.free.less(part if node is chosen else other))
+                    if node.name == chosen.name
+                    else node
+                    for node in left
+                ]
+                break
+    return left
 
 
 def _read_node(node: Object, pods: Sequence[Object], borne: Sequence[Toleration]) -> Sequence[ClusterNode]:

@@ -20,6 +20,7 @@ from remuda.providers.kubernetes.cluster import (
     count_fitting,
     nodes_for,
     part_of,
+    promise,
     read_nodes,
     read_quantity,
 )
@@ -32,6 +33,7 @@ Object = dict[str, Any]
 
 _REMEMBERED = timedelta(hours=2)
 _NODES_AGE = timedelta(seconds=10)
+_NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 _QUOTA = re.compile(r"requested: ([^,]+?)=([^,]+).*limited: [^,]*?=([^,]+)")
 _DOOMED = {"gracePeriodSeconds": 0}
 
@@ -56,6 +58,7 @@ class Site:
         self._terms = terms
         self._nodes: tuple[datetime, Sequence[ClusterNode]] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
+        self._promised: dict[str, tuple[Mapping[str, Part], int]] = {}  # room of gangs whose pods are being made
         self._placed_agent = ""
         self._last: dict[str, Object] = {}  # pods as they were last seen, by name
 
@@ -76,7 +79,7 @@ class Site:
             async with _sorted("the nodes of the cluster cannot be listed"):
                 raw = await self.api.items("/api/v1/nodes")
                 try:
-                    everybody = await self.api.items("/api/v1/pods", {"fieldSelector": "spec.nodeName!="})
+                    everybody = await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
                 except Answered as error:
                     if error.status != 403:
                         raise
@@ -103,6 +106,7 @@ class Site:
                 await self._launch(spec)
             finally:
                 self._launching.pop(spec.name, None)
+                self._promised.pop(spec.name, None)
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
         """As Provider.gangs."""
@@ -186,15 +190,29 @@ class Site:
             await self._drop_pods(before)
 
     async def _find_room(self, spec: GangSpec) -> ClusterNode:
-        """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room now."""
-        alike, part = await self._find_alike(spec), part_of_offer(spec.offer)
-        room = sum(count_fitting(node, part) for node in alike)
-        if not self._terms.wishes.waits and room < spec.nodes:
-            raise NoCapacity(f"{spec.offer.key}: there is room for {room} of {spec.nodes} pods now")
-        return next((node for node in alike if count_fitting(node, part)), alike[0])
+        """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room now.
 
-    async def _find_alike(self, spec: GangSpec) -> Sequence[ClusterNode]:
-        alike = nodes_for(await self.nodes(_NODES_AGE), spec.offer)
+        Until the gang's pods are made its room is promised: others that are launched meanwhile do not count on it.
+        """
+        part = part_of_offer(spec.offer)
+        for age in (_NODES_AGE, timedelta(0)):
+            alike = await self._find_alike(spec, age)
+            room = sum(count_fitting(node, part) for node in alike)
+            if self._terms.wishes.waits or room >= spec.nodes:
+                node = next((node for node in alike if count_fitting(node, part)), alike[0])
+                self._promised[spec.name] = (
+                    {node.resource: part} if spec.offer.accelerator_count else {"": part},
+                    spec.nodes,
+                )
+                return node
+        raise NoCapacity(f"{spec.offer.key}: there is room for {room} of {spec.nodes} pods now")
+
+    async def _find_alike(self, spec: GangSpec, age: timedelta = _NODES_AGE) -> Sequence[ClusterNode]:
+        nodes = await self.nodes(age)
+        for name, (parts, count) in self._promised.items():
+            if name != spec.name:
+                nodes = promise(nodes, parts, count)
+        alike = nodes_for(nodes, spec.offer)
         if not alike:
             raise NoCapacity(f"{spec.offer.key}: the cluster has no such nodes now")
         return alike
