@@ -314,3 +314,58 @@ async def test_a_snapshot_must_be_complete(api: Api) -> None:
     refused = (await api.post_job(text, origin=origin)).json()
     assert refused["code"] == "invalid-task"
     assert "`setup.uses` names gone.txt" in refused["message"]
+
+
+KEEPS = "{name: t, run: 'true', keep: 10m}"
+EXITED = {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 2}
+
+
+async def keep(api: Api) -> str:
+    """A job that is done, and whose gang is kept; the gang's name."""
+    gang = await start(api, KEEPS)
+    granted = (await claim(api, gang)).json()
+    assert granted["work"]["keep_s"] > 600
+    await write_log(api, gang, b"1\n", 0)
+    await report(api, gang, {"seq": 1, "kind": "running"}, EXITED)
+    assert await until(lambda: _phase(api, "done"))
+    return gang
+
+
+async def test_the_agent_of_a_kept_gang_is_given_the_next_job(api: Api) -> None:
+    gang = await keep(api)
+    (row,) = (await api.http.get("/v1/nodes")).json()
+    assert row["phase"] == "kept"
+    assert row["kept_until"] is not None
+    assert (await claim(api, gang, nonce="n2")).json()["state"] == "wait"
+    await api.submit("{name: next, run: 'false'}")
+
+    async def given() -> Any:
+        answer = (await claim(api, gang, nonce="n2")).json()
+        return answer if answer["state"] == "go" else None
+
+    granted = await until(given)
+    assert (granted["work"]["job"], granted["work"]["run"], granted["work"]["keep_s"]) == ("next", "false", 0)
+    assert (await report(api, gang, {"seq": 3, "kind": "running"}, nonce="n1")).status_code == 409, "it was the first's"
+    assert (await claim(api, gang, nonce="n3")).status_code == 409
+    assert (await write_log(api, gang, b"2\n", 0)).json() == {"offset": 2}
+    assert (await api.http.get(JOB + "/logs")).content == b"1\n"
+    assert (await api.http.get("/v1/projects/default/jobs/next/logs")).content == b"2\n"
+    (row,) = (await api.http.get("/v1/nodes")).json()
+    assert (row["job"], row["gang"], row["kept_until"]) == ("next", gang, None)
+
+
+async def test_a_kept_gang_is_given_back_by_stop_and_down(api: Api) -> None:
+    gang = await keep(api)
+    await api.http.post("/v1/down", json={"project": "another"})
+    assert (await claim(api, gang, nonce="n2")).json()["state"] == "wait"
+    await api.http.post("/v1/down", json={"project": "default"})
+    assert await until(lambda: _refused(api, gang))
+    assert await until(lambda: _no_nodes(api))
+
+
+async def _refused(api: Api, gang: str) -> bool:
+    return bool((await claim(api, gang, nonce="n2")).status_code == 409)
+
+
+async def _no_nodes(api: Api) -> bool:
+    return not (await api.http.get("/v1/nodes")).json()

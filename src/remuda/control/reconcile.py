@@ -388,6 +388,10 @@ class JobReconciler:
                     text = f"its nodes are kept, and paid, until {action.until:%Y-%m-%d %H:%M:%S} UTC at the latest"
                     scene.tell(now, "kept", text, attempt.number)
                     memory.looked_at = memory.accrued_at = None
+                    if memory.told is None:
+                        await self._observe(attempt)
+                    if memory.told is not None:  # whoever takes the gang over ends these stretches
+                        scene.charge(bill_gang(changed, memory.told, now, final=False))
                 if action.outcome not in _TOLD_BY_THE_JOB:
                     scene.tell(now, action.outcome or "ended", action.reason, attempt.number)
                 memory.removed_at = None
