@@ -9,7 +9,6 @@ from remuda.tuning.session import Session
 
 LEAST = 0.03  # of a step: what costs less is no cause
 MORE_THREADS = 8
-AT_WORK = 0.15  # of a step in lines of the user's own, for the loop to be bound by them
 LOOKED_AT = 24  # samples that are read alone
 
 
@@ -140,8 +139,7 @@ class Doctor:
         told = self._session.measure(self._base, steps=self._steps, skip=2, sample=True)[0]
         share = sum(part for _, part in told["lines"])
         traced = self._session.measure(self._base, steps=min(self._steps, 6), skip=2, trace=self._trace or "-")[0]
-        added = min(max(median(traced["steps"]) - base, 0.0), 0.5 * traced["idle"])  # by tracing itself
-        lost: float = min(traced["idle"] - added, base) if share >= AT_WORK else 0.0
+        lost: float = min(traced["idle"], share * told["seconds"], base)
         where, most = told["lines"][0] if told["lines"] else ("", 0.0)
         text = f"{where} is at work {most:.0%} of the time; no operation runs for {traced['idle'] * 1e3:.1f} ms a step"
         self._add("python-bound loop", Difference(lost, 0.0, lost), text, "do it for the whole batch, or less often")
