@@ -40,7 +40,7 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     granted = (await claim(api, gang)).json()
     assert granted["state"] == "go"
     assert granted["work"]["run"] == "true"
-    assert granted["work"]["env"] == {"A": "b"}
+    assert granted["work"]["env"] == {"A": "b", "REMUDA_PRICE_USD_HR": "0"}
     assert granted["work"]["attempt"] == 1
     assert granted["lease_s"] > 0
     assert (await claim(api, gang)).json()["state"] == "go"
