@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import import_module
 from time import monotonic
 from typing import Any
 
@@ -77,9 +78,9 @@ class _Activity:
         if device.kind != "cuda":
             return
         with suppress(Exception):  # no library, no driver, no permission: nothing to show
-            import pynvml
             import torch
 
+            pynvml = import_module("pynvml")
             pynvml.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}"
             self._handle, self._library = pynvml.nvmlDeviceGetHandleByUUID(uuid), pynvml
