@@ -66,12 +66,12 @@ def main() -> None:
             results[name] = passes(name)
             if phase in ("done", "failed", "stopped"):
                 running.remove(name)
-                print(f"{name} {phase} after {len(results[name])} passes: {trials[name]}")
+                print(f"{name} {phase} after {len(results[name])} passes: {trials[name]}", flush=True)
                 continue
             others = [result for other, result in results.items() if other != name]
             rung = 2 ** max(len(results[name]).bit_length() - 1, 1)
             if is_behind(results[name], others, rung):
-                print(f"{name} is below the median after {rung} passes: stopped")
+                print(f"{name} is below the median after {rung} passes: stopped", flush=True)
                 remuda("stop", name)
 
     ends = {name: result[max(result)] for name, result in results.items() if result}

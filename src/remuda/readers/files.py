@@ -1,0 +1,42 @@
+"""Files that are read at any place, by threads and by processes, each with handles of its own."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Files:
+    """Reads of many files; opened when they are first read, and again in each process that it is sent to."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self._open: dict[int, int] = {}
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        handle = self._open.get(number)
+        if handle is None:
+            fresh = os.open(self.paths[number], os.O_RDONLY)
+            handle = self._open.setdefault(number, fresh)
+            if handle != fresh:  # another thread was faster
+                os.close(fresh)
+        data = os.pread(handle, size, offset)  # moves no shared position
+        if len(data) != size:
+            raise ValueError(f"{self.paths[number]} ends within a sample: it is damaged")
+        return data
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths, "_open": {}}
+
+    def __del__(self) -> None:
+        for handle in self._open.values():
+            os.close(handle)
+
+
+def list_shards(path: str, ending: str) -> list[Path]:
+    """The file itself, or the files of a folder with that ending, in order."""
+    place = Path(path)
+    found = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
+    if not found:
+        raise FileNotFoundError(f"{path} holds no *{ending}")
+    return found

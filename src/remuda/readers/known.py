@@ -1,0 +1,41 @@
+"""The formats by name, each with its reader and what has to be installed for it."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+# name -> module of this room, class in it, packages that it needs
+READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "webdataset": ("tar", "WebDataset", ()),
+    "tfrecord": ("records", "TFRecord", ()),
+    "mds": ("mds", "Mds", ("numpy",)),
+    "parquet": ("tables", "Parquet", ("pyarrow",)),
+    "hdf5": ("tables", "Hdf5", ("h5py",)),
+    "images": ("folders", "Images", ("numpy", "PIL")),
+    "huggingface": ("folders", "HuggingFace", ("datasets",)),
+    "litdata": ("folders", "LitData", ("litdata",)),
+}
+
+
+def open_samples(where: str, **options: Any) -> Any:
+    """What is written "NAME:path", as samples by index.
+
+    Raises:
+        ValueError: there is no such format.
+        FileNotFoundError: nothing lies there.
+        ImportError: the format's package is missing.
+    """
+    name, _, path = where.partition(":")
+    if name not in READERS or not path:
+        raise ValueError(f"{where!r} is not NAME:path with a NAME of {', '.join(READERS)}")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"there is no {path}")
+    module, reader, needs = READERS[name]
+    for package in needs:
+        try:
+            import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise ImportError(f"the reader of {name} needs {package}, which is not installed") from error
+    return getattr(import_module(f"remuda.readers.{module}"), reader)(path, **options)
