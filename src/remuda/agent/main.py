@@ -16,7 +16,6 @@ from .loop import Loop
 from .outbox import Outbox
 from .runner import Runner
 from .work.environment import Places, write_whole
-from .work.trees import remove_tree
 
 LOCK_WAIT_S = 15.0
 ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -57,6 +56,8 @@ def serve(config: Config, places: Places, lock: int, deliver: bool) -> int:
 
 def clear(places: Places) -> None:
     """Leave nothing of the work that is over, its claim first: an agent killed here finds nothing that it may tell."""
+    from .work.trees import remove_tree
+
     with os.scandir(places.home) as found:
         entries = [entry for entry in found if entry.name not in KEPT]
     for entry in sorted(entries, key=lambda entry: entry.name != "claim"):
