@@ -8,15 +8,14 @@ The traces are read from ../shared/data, or REMUDA_DATA. Every run is kept, one 
 benchmarks/results/*.csv.gz; the page is made of nothing else.
 """
 
-import gzip
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from policies_page import make_page, read_results
+from policies_page import keep, make_page, read_results
 
 from remuda.planner.spot.policies import find_policy
 from remuda.planner.spot.serving import PlacementPolicy, Service, SpotHedge, Steady
@@ -31,7 +30,6 @@ from remuda.sim.traces.world import World, make_world
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("REMUDA_DATA", ROOT.parent / "shared" / "data"))
-RESULTS = ROOT / "benchmarks" / "results"
 HOUR = 3600.0
 V100 = DATA / "traces/spot/availability/aws-02-15-2023"
 WINDOWS, SEED = 20, 2026
@@ -47,7 +45,6 @@ Row = Mapping[str, object]
 def main() -> None:
     parts = {"single": run_single, "several": run_several, "serving": run_serving, "speed": run_speed}
     wanted = [name for name in sys.argv[1:] if name in parts] or ([] if "--page" in sys.argv else list(parts))
-    RESULTS.mkdir(exist_ok=True)
     for name in wanted:
         started = time.process_time()
         keep(name, parts[name]())
@@ -170,14 +167,6 @@ def run_speed() -> Iterator[Row]:
     yield {"what": "Philly jobs through the queue", "value": outcome.jobs}
     yield {"what": "Philly jobs larger than their cluster", "value": outcome.left_out}
     yield {"what": "CPU seconds for them", "value": f"{time.process_time() - started:.2f}"}
-
-
-def keep(name: str, rows: Iterable[Row]) -> None:
-    """One CSV, compressed; the same rows make the same file."""
-    found = list(rows)
-    with (RESULTS / f"{name}.csv.gz").open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
-        text = [",".join(found[0]), *(",".join(str(cell) for cell in row.values()) for row in found)]
-        packed.write(("\n".join(text) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -65,6 +65,15 @@ def read_results() -> dict[str, list[dict[str, str]]]:
     return found
 
 
+def keep(name: str, rows: Iterable[Mapping[str, object]]) -> None:
+    """One CSV, compressed; the same rows make the same file."""
+    found = list(rows)
+    _RESULTS.mkdir(exist_ok=True)
+    with (_RESULTS / f"{name}.csv.gz").open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
+        text = [",".join(found[0]), *(",".join(str(cell) for cell in row.values()) for row in found)]
+        packed.write(("\n".join(text) + "\n").encode())
+
+
 def _single(rows: _Rows) -> Iterable[str]:
     main = [row for row in rows if row["ratio"] == "0.3"]
     yield "\n## One market\n\n"
@@ -179,7 +188,7 @@ def _stories(rows: _Rows) -> Iterable[str]:
 def _preemptions(rows: _Rows) -> Iterable[str]:
     if not rows:
         return
-    told, cut = ([row for row in rows if (row["notice_s"] != "0") == noticed] for noticed in (True, False))
+    told, cut = ([row for row in rows if (float(row["notice_s"]) > 0) == noticed] for noticed in (True, False))
     bill, lives = rows[0]["bill_micros"], rows[0]["lives_micros"]
     equal = "equal, bit for bit," if rows[0]["weights_equal"] == "True" else "not equal"
     yield (

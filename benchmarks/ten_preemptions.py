@@ -67,6 +67,7 @@ def main() -> int:
     parser.add_argument("--preemptions", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=4)
+    parser.add_argument("--keep", action="store_true", help="for docs/reference/policies.md, which policies.py makes")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rm10-", dir="/tmp"))
@@ -74,6 +75,15 @@ def main() -> int:
         found = run(folder, arguments.preemptions, arguments.epochs, random.Random(arguments.seed))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if arguments.keep:
+        from policies_page import keep
+
+        same = {name: found[name] for name in ("weights_equal", "bill_micros", "lives_micros")}
+        rows = [{"notice_s": each["notice_s"], "lost": each["lost"], **same} for each in found["preemptions"]]
+        keep("preemptions", rows)
+            "preemptions",
+            [{"notice_s": each["notice_s"], "lost": each["lost"], **same} for each in found["preemptions"]],
+        )
     if arguments.output == "json":
         print(json.dumps(found, indent=1))
     else:

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import resource
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -24,11 +25,22 @@ def play(number: int) -> tuple[int, str, Counter[str]]:
     return number, "", ends
 
 
+def keep_result(count: int, wrong: int, totals: Counter[str]) -> None:
+    """One row, beside the runs of the policies."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    from policies_page import keep
+
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    row = {"stories": count, "wrong": wrong, "cpu_s": round(used.ru_utime + used.ru_stime)}
+    keep("stories", [row | {name: totals[name] for name in ("done", "failed", "attempts")}])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int)
+    parser.add_argument("--keep", action="store_true", help="for docs/reference/policies.md, which policies.py makes")
     given = parser.parse_args()
     totals: Counter[str] = Counter()
     wrong = 0
@@ -39,6 +51,8 @@ def main() -> int:
             if problem:
                 wrong += 1
                 print(f"story {number}: {problem}", flush=True)
+    if given.keep:
+        keep_result(given.count, wrong, totals)
     told = ", ".join(f"{count} {name}" for name, count in sorted(totals.items()))
     print(f"{given.count} stories, {wrong} wrong; {told}")
     return 1 if wrong else 0
