@@ -81,9 +81,6 @@ def main() -> int:
         same = {name: found[name] for name in ("weights_equal", "bill_micros", "lives_micros")}
         rows = [{"notice_s": each["notice_s"], "lost": each["lost"], **same} for each in found["preemptions"]]
         keep("preemptions", rows)
-            "preemptions",
-            [{"notice_s": each["notice_s"], "lost": each["lost"], **same} for each in found["preemptions"]],
-        )
     if arguments.output == "json":
         print(json.dumps(found, indent=1))
     else:
