@@ -38,7 +38,7 @@ def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
         configure(user, cluster)
         yield user
-    cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--wait=false")
+    cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--force", "--grace-period=0", "--wait=false")
     wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}")
 
 
@@ -105,6 +105,18 @@ def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User
         assert "begins at 2" in user.log("taken")
     finally:
         cluster.kubectl("delete", "pod", "other", "--wait=false")
+    check_gone(cluster)
+
+
+def test_many_short_jobs_share_out_the_room_there_is(user: User, cluster: Cluster) -> None:
+    names = [
+        user.api.submit(f"{{name: short{number}, resources: {{cpu: 1, memory: 128MiB}}, run: 'true'}}").name
+        for number in range(24)
+    ]
+    jobs = [user.wait(name, lambda job: job.phase in ("done", "failed"), 120) for name in names]
+    assert [(job.phase, job.reason) for job in jobs if job.phase != "done"] == []
+    told = {attempt.outcome for job in jobs for attempt in job.attempts}
+    assert told <= {"succeeded", "capacity"}, jobs  # no pod was made for which there was no room
     check_gone(cluster)
 
 

@@ -36,6 +36,7 @@ _NODES_AGE = timedelta(seconds=10)
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 _QUOTA = re.compile(r"requested: ([^,]+?)=([^,]+).*limited: [^,]*?=([^,]+)")
 _DOOMED = {"gracePeriodSeconds": 0}
+_OVER = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +255,8 @@ class Site:
         gone = {name: self._last[name] for name in names if name not in found and name in self._last}
         look = sight.look(record, found, gone, lost, now)
         if look.end is not None:
-            return await self._end(record, look.end, look.seen, [name for name in look.stuck if name in found])
+            for_sure = [name for name in found if name in look.stuck or found[name]["status"].get("phase") in _OVER]
+            return await self._end(record, look.end, look.seen, for_sure)
         if look.note is not None:
             await self._patch(record.name, {"seen": sight.write_ranks(look.note)})
         hopeless = sight.why_hopeless(list(found.values()), now, waits=self._terms.wishes.waits)
@@ -277,8 +279,11 @@ class Site:
                 lost[name] = reason
         return lost
 
-    async def _end(self, record: Record, ended: sight.Ended, seen: GangSeen, stuck: Sequence[str]) -> GangSeen:
-        """Remember the end, then let the pods go."""
+    async def _end(self, record: Record, ended: sight.Ended, seen: GangSeen, for_sure: Sequence[str]) -> GangSeen:
+        """Remember the end, then let the pods go; at once where nothing can work in them any more.
+
+        Otherwise kubelets of old keep pods that have ended for up to a minute, and their names with them.
+        """
         body = {"metadata": {"resourceVersion": record.version}, "data": {"ended": sight.write_ended(ended)}}
         try:
             if await self.api.patch(f"{self._core}/configmaps/{record.name}", body) is None:
@@ -287,9 +292,10 @@ class Site:
             if error.status == 409:
                 raise TryAgain(f"{record.name} has changed; look again") from error
             raise
-        for name in stuck:
+        for name in for_sure:
             await self.api.drop(f"{self._core}/pods/{name}", _DOOMED)
-        await self._drop_pods(record)
+        if len(for_sure) < record.nodes:
+            await self._drop_pods(record)
         await self.api.drop(f"{self._core}/secrets/{record.name}")
         self._terms.changed(record.name)
         for rank in range(record.nodes):
