@@ -108,7 +108,6 @@ def test_what_helps_is_kept_and_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert "threads=8" in page.read_text()
 
 
-@pytest.mark.parametrize(("kind", "said"), [("broken", "no such dataset"), ("nothing", "does it train")])
-def test_a_script_that_cannot_be_measured_says_why(kind: str, said: str) -> None:
-    with pytest.raises(ScriptError, match=said), Session(SCRIPT, [kind]):
+def test_a_script_that_cannot_be_measured_says_why() -> None:
+    with pytest.raises(ScriptError, match="no such dataset"), Session(SCRIPT, ["broken"]):
         pass

@@ -34,5 +34,4 @@ def main(fault: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "broken":
         raise RuntimeError("no such dataset")
-    if sys.argv[1] != "nothing":
-        main(sys.argv[1])
+    main(sys.argv[1])
