@@ -1,12 +1,12 @@
 """Every template is a valid task, and those that need only torch and scikit-learn run: small, here and as a job.
 
-The others need packages that are not installed for tests. To try them, install what their requirements.txt names and
-set REMUDA_TEST_TEMPLATES=1.
+The others need packages that are not installed for tests: docs/verified.md says how they were tried.
 """
 
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +106,15 @@ def test_heat_maps_are_pictures_of_where_the_digit_is(tmp_path: Path) -> None:
     assert float(shares["layer-cam"]) > 0.4, said
     for method in shares:
         assert (tmp_path / f"heatmap-{method}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_stops_only_who_is_behind_many() -> None:
+    is_behind = runpy.run_path(str(TEMPLATES / "hpo-sweep" / "sweep.py"))["is_behind"]
+    others = [{2: 0.5}, {2: 0.6}, {2: 0.7}]
+    assert is_behind({2: 0.55}, others, 2)
+    assert not is_behind({2: 0.6}, others, 2)
+    assert not is_behind({2: 0.1}, others[:2], 2)
+    assert not is_behind({1: 0.1}, others, 2)
 
 
 def test_nothing_is_overwritten_and_names_are_guessed(tmp_path: Path) -> None:
