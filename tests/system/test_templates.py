@@ -99,7 +99,7 @@ def test_a_template_in_two_stages(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_heat_maps_are_pictures_of_where_the_digit_is(tmp_path: Path) -> None:
-    said = start("gradcam", tmp_path, "--epochs", "2", "--method", "all")
+    said = start("gradcam", tmp_path, "--epochs", "3", "--method", "all")
     shares = dict(re.findall(r"^(\S+): (\S+) of the heat", said, re.MULTILINE))
     assert sorted(shares) == ["eigen-cam", "grad-cam", "grad-cam++", "layer-cam", "score-cam"]
     assert float(shares["grad-cam"]) > 0.4, said  # a map that knew nothing would have 0.25
