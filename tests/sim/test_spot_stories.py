@@ -215,3 +215,12 @@ def test_no_gang_is_started_for_a_job_that_may_not_be_preempted_again() -> None:
     tale = tell_story(job, Fate(preempted_after_s=4000, notice_s=120), offers=(SPOT, SPOT_B, FIXED))
     assert tale.job.phase is JobPhase.FAILED
     assert len(tale.attempts) == 1
+
+
+def test_what_an_attempt_before_has_spent_counts_against_the_budget() -> None:
+    limits = Limits(budget=Money(600_000))
+    tale = tell_story(task(limits=limits, work=None), Fate(preempted_after_s=5400), offers=(SPOT,))
+    assert (tale.job.phase, len(tale.attempts)) == (JobPhase.FAILED, 2), tell(tale)
+    spent = [sum(c.amount.micros for c in tale.charges if c.attempt_id == each.id) for each in tale.attempts]
+    assert spent[0] > 400_000
+    assert 590_000 < sum(spent) <= 600_000, tell(tale)
