@@ -241,24 +241,15 @@ def with_torch(nodes: int, command: str) -> str:
     return f"nodes: {nodes}\n{resources}{environment}volumes:\n{own}{run}"
 
 
-def learn(user: User, text: str, example: str) -> str:
-    pytest.importorskip("torch")
-    (user.work / "train.py").write_text((ROOT / "examples" / example / "train.py").read_text())
-    user.cli("run", "-d", user.task(f"name: learns\n{text}"))
-    job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 200)
-    assert job.phase == "done", (job.reason, user.log("learns"))
-    return user.log("learns")
-
-
-def test_digits_are_learnt(user: User) -> None:
-    said = learn(user, with_torch(1, "train.py --epochs 3"), "digits")
-    assert "accuracy" in said
-
-
 def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
+    pytest.importorskip("torch")
     start = '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
     start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 6'
-    said = learn(user, with_torch(2, start), "distributed")
+    (user.work / "train.py").write_text((ROOT / "examples/distributed/train.py").read_text())
+    user.cli("run", "-d", user.task(f"name: learns\n{with_torch(2, start)}"))
+    job = user.wait("learns", lambda job: job.phase in ("done", "failed"), 200)
+    said = user.log("learns")
+    assert job.phase == "done", (job.reason, said)
     assert "rank 0 of 4" in said
     assert "rank 1 of 4" in said
     assert float(said.partition("of 4: ")[2].split()[0]) > 0.8
