@@ -1,0 +1,76 @@
+"""When a checkpoint is whole: it was still between two looks, and the same before and after its files were opened."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from remuda.agent.saver import Saver
+from remuda.agent.work import handover
+
+
+class StillLoop:
+    """Calls nothing by itself."""
+
+    def after(self, seconds: float, call: Callable[[], None]) -> object:
+        return object()
+
+    def cancel(self, timer: object) -> None:
+        pass
+
+
+class CountingSaver(Saver):
+    started = 0
+
+    def _start(self) -> None:
+        self.started += 1
+
+
+def make_config(tmp_path: Path) -> Any:
+    (tmp_path / "home").mkdir()
+    return SimpleNamespace(
+        rank=0, gang="g", home=str(tmp_path / "home"), address="unix:/nowhere", token="t", pin="", storage=None
+    )
+
+
+def test_a_folder_that_changes_between_looks_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    said: list[object] = []
+    loop: Any = StillLoop()
+    saver = CountingSaver(
+        loop, make_config(tmp_path), str(folder), -1, every_s=None, say=lambda *a, **k: said.append(a)
+    )
+    for number in range(3):  # a file that grows is not whole at any look
+        (folder / "model").write_text("x" * (number + 1))
+        saver._tick()
+        assert saver.started == 0
+    saver._tick()
+    assert saver.started == 1
+    assert said == []
+
+
+def test_what_changes_while_it_is_opened_is_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "a").write_text("first")
+    monkeypatch.setattr(os, "nice", lambda by: by)
+    monkeypatch.setattr(handover, "raise_limit", lambda: None)
+    plain = handover.Saving.__init__
+
+    def slow(self: handover.Saving, *args: Any) -> None:
+        plain(self, *args)
+        (folder / "b").write_text("second")  # half of the next checkpoint is there before the first is sent
+
+    monkeypatch.setattr(handover.Saving, "__init__", slow)
+    sent: list[bool] = []
+    monkeypatch.setattr(handover.Saving, "send", lambda self: sent.append(True) or (1, 1))
+    handover.hand_over(make_config(tmp_path), str(folder), copy_first=False, since_ns=0)
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (said["state"], sent) == ("void", [])
