@@ -73,9 +73,7 @@ def test_a_rank_with_another_key_is_a_stranger(tmp_path: Path, port: int) -> Non
 
 
 def test_ranks_leave_when_the_first_is_gone(tmp_path: Path, port: int) -> None:
-    ranks = [
-        start(tmp_path, rank, port, command="import time; print(1, flush=True); time.sleep(4)") for rank in (0, 1)
-    ]
+    ranks = [start(tmp_path, rank, port, command="import time; print(1, flush=True); time.sleep(4)") for rank in (0, 1)]
     assert ranks[0].stdout is not None
     assert ranks[0].stdout.readline() == "1\n"
     ranks[0].kill()
