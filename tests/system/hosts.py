@@ -295,3 +295,11 @@ def _remove_old() -> None:
         pid = name.removeprefix("rmd").partition("-")[0]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def worked(host: LabHost) -> list[str]:
+    """Every process on a host that carries a gang's mark."""
+    command = (
+        "for f in /proc/[0-9]*/environ; do grep -aqs REMUDA_GANG= $f && tr '\\0' ' ' < ${f%environ}cmdline; done; :"
+    )
+    return [line for line in host.run(command).splitlines() if line.strip()]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.proofs import Proof
-from tests.system.hosts import Lab, LabHost, lab_at
+from tests.system.hosts import Lab, LabHost, lab_at, worked
 from tests.system.server_home import home_at, kill_server, wait_until
 
 from remuda.client import Client, connect
@@ -115,9 +115,10 @@ def test_a_cut_line_stops_no_work_and_a_machine_that_leaves_gives_it_back(ranch:
         wait_until(lambda: client.job("default", "long").attempts[-1].number == 2, 60)
         attempt = client.job("default", "long").attempts[0]
         assert attempt.outcome == "preempted", attempt
-        wait_until(lambda: state_of(client, "first") == "left")
+        wait_until(lambda: not worked(first), 90)
+        wait_until(lambda: state_of(client, "first") == "left", 60)
         go.touch()
-        assert b"".join(client.logs("default", "long", follow=True)).endswith(b"h2\n")
+        assert b"".join(client.logs("default", "long", attempt=2, follow=True)).endswith(b"h2\n")
 
         client.dismiss("second")
         wait_until(lambda: [machine.name for machine in client.machines()] == ["first"])

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.system.hosts import Lab, LabHost, lab_at
+from tests.system.hosts import Lab, lab_at, worked
 from tests.system.trust import User, user_at, wait_until
 
 pytestmark = pytest.mark.system
@@ -54,14 +54,6 @@ def use(user: User, lab: Lab, lost_after_s: int = LOST_AFTER_S) -> None:
         "[providers.local]\nenabled = false\n"
         f'[providers.ssh]\nhosts = "h1 h2"\nssh_config = "{lab.ssh_config}"\nlost_after_s = {lost_after_s}\n'
     )
-
-
-def worked(host: LabHost) -> list[str]:
-    """Every process on a host that carries a gang's mark."""
-    command = (
-        "for f in /proc/[0-9]*/environ; do grep -aqs REMUDA_GANG= $f && tr '\\0' ' ' < ${f%environ}cmdline; done; :"
-    )
-    return [line for line in host.run(command).splitlines() if line.strip()]
 
 
 def says(user: User) -> set[str]:

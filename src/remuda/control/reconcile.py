@@ -200,6 +200,8 @@ class JobReconciler:
         avoid = {key: until for key, until in job.avoid.items() if until > now}
         if attempt is not None and again.avoid:
             avoid[attempt.offer.key] = now + again.avoid
+        if attempt is not None and attempt.outcome in (Outcome.PREEMPTED, Outcome.NODE):
+            self._out.places.expire()  # what the place offered a moment ago may have gone with the node
         scene.put_job(
             replace(
                 job,
