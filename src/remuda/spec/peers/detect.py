@@ -22,7 +22,7 @@ def _words(text: str) -> frozenset[str]:
 
 # Keys that only our own files have.
 _OURS = _words(
-    "nodes env params image limits retry checkpoint tags project work webhooks grace schedule window priority"
+    "nodes env params image limits retry checkpoint tags project work webhooks grace schedule window priority keep"
 )
 _OUR_NEEDS = _words("gpu accelerator cpu disk spot instance providers regions network max_price")
 # Keys that only SkyPilot's files have.
