@@ -1,8 +1,8 @@
 """What all tests share, and what is different in CI.
 
 There, property tests draw the same cases every time, so that a run can be repeated; and a test of real servers that
-fails is tried a second time, because the machine is noisy. Every second try is listed in the run's summary: one that
-needs it again and again is a defect.
+fails, or one of several ranks, has two more tries, because the machine is noisy. Each is listed in the run's summary:
+a test that needs them again and again is a defect.
 
 A run has an end: a test has five minutes (`timeout` in pyproject.toml), and once `REMUDA_TEST_BUDGET_S` seconds have
 passed since the run began, tests of real servers that have not begun are skipped, each saying so.
@@ -39,6 +39,11 @@ def needs_real_servers(item: pytest.Item) -> bool:
     return item.path.relative_to(ROOT).as_posix().startswith(REAL_SERVERS)
 
 
+def needs_ranks(item: pytest.Item) -> bool:
+    """Several processes that wait for each other: on a machine that is busy otherwise one may come too late."""
+    return item.path.relative_to(ROOT).as_posix().startswith("tests/train/")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     file = os.environ.get("REMUDA_PROOFS")
     if file and not hasattr(config, "workerinput"):
@@ -48,8 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         note(item)
-        if os.environ.get("CI") and needs_real_servers(item):
-            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=1))
+        if os.environ.get("CI") and (needs_real_servers(item) or needs_ranks(item)):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

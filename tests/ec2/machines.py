@@ -7,6 +7,7 @@ it down. It dies with the process that made it, killed or not, because its first
 import ctypes
 import json
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -20,6 +21,11 @@ from typing import Any
 from tests.ec2.cloud import Cloud, Life
 from tests.ec2.server import Front, served
 from tests.system.hosts import Lab, lab_at
+
+# Machines are booted by threads of a server that has many. There a child that shares its parent's memory until it
+# begins its program was seen to fail with EFAULT.
+subprocess._USE_VFORK = False  # type: ignore[attr-defined]  # what CPython has for such cases
+_IP = shutil.which("ip") or "/usr/sbin/ip"
 
 _METADATA = "169.254.169.254"
 _SHUTDOWN = "#!/bin/sh\nkill -TERM 1\n"
@@ -68,7 +74,7 @@ class Machine:
         )
         spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
         self._process = subprocess.Popen(
-            ["ip", "netns", "exec", self.space, *spaces, "sh", "-c", script],
+            [_IP, "netns", "exec", self.space, *spaces, "sh", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -91,7 +97,7 @@ class Machine:
             self._metadata.shutdown()
             self._metadata.server_close()
             self._metadata = None
-            subprocess.run(["ip", "netns", "del", self.space], check=False, capture_output=True)
+            subprocess.run([_IP, "netns", "del", self.space], check=False, capture_output=True)
 
     def cut(self) -> None:
         """Pull the network cable."""
@@ -228,7 +234,7 @@ def ec2_at(root: Path) -> Iterator[Ec2]:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([_IP, *arguments], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 
 

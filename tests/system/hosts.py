@@ -6,6 +6,7 @@ and everything that is started from there is in it too. Needs root.
 """
 
 import ctypes
+import itertools
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ PACKAGES = ("openssh-server", "openssh-client", "iproute2", "busybox-static")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
 _NEEDED = ("ip", "unshare", "ssh-keygen", "/usr/sbin/sshd", "busybox")
 _CLONE_NEWNET = 0x40000000
+_labs = itertools.count(1)  # of this process
 SMI = """#!/bin/sh
 cat <<'ROWS'
 {rows}
@@ -189,7 +191,7 @@ class Lab:
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
-        self.mark = f"rmd{os.getpid()}"
+        self.mark = f"rmd{os.getpid()}-{next(_labs)}"  # what an earlier lab left is in nobody's way
         self.space = f"{self.mark}-lab"
         self.hosts: list[LabHost] = []
         self.ssh_config = root / "ssh_config"

@@ -109,7 +109,7 @@ def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
     user.settings("[providers.local]\nprice_usd_hr = 3600\n")
     run = """
   n=$(cat ckpt/n 2>/dev/null || echo 0); echo "from $n"
-  trap 'echo saved $n; test -s "$REMUDA_NOTICE_FILE" && exit 75' TERM
+  trap 'echo $n > ckpt/new; mv ckpt/new ckpt/n; echo saved $n; test -s "$REMUDA_NOTICE_FILE" && exit 75' TERM
   while [ ! -e ROOT/go ]; do n=$((n+1)); echo $n > ckpt/new; mv ckpt/new ckpt/n; sleep 0.05; done
 """.replace("ROOT", str(user.root))
     command = user.start("run", "--yes", user.task(f"name: drilled\ncheckpoint: {{path: ckpt}}\nrun: |\n{run}"))
