@@ -29,7 +29,7 @@ class Proof(NamedTuple):
 def note(item: pytest.Item) -> None:
     """Make the test's report carry what the test is about; reports travel between processes, items do not."""
     proof = getattr(getattr(item, "module", None), "PROOF", None)
-    if isinstance(proof, Proof):
+    if isinstance(proof, Proof) and item.path.parent.name == "contract":
         name = getattr(item, "originalname", item.name)
         item.user_properties.append(("contract", [*proof, SHOWN_BY.get(name, "")]))
     for mark in item.iter_markers("proves"):

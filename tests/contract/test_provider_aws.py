@@ -10,6 +10,7 @@ import pytest
 from tests.ec2.cloud import Cloud
 from tests.ec2.rules import allow_only
 from tests.ec2.server import Front, served
+from tests.proofs import Proof
 
 from remuda.domain.tasks import Scalar
 from remuda.providers.aws import MANIFEST
@@ -19,6 +20,8 @@ from remuda.providers.aws.provider import AwsProvider
 from remuda.providers.base import GangSpec, Outside, Provider, ProviderContext, TryAgain
 from remuda.providers.contract import Place, ProviderContract
 from remuda.providers.registry import check_settings
+
+PROOF = Proof("aws", False, "an EC2 that behaves, by moto and real boto3")
 
 TYPES = "t3.medium, g4dn.xlarge, p4d.24xlarge"
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.train.scripts"]
+    ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.train.programs"]
 )
 LONGEST_S = 90.0
 Work = Callable[..., Any]

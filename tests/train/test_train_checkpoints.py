@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.train.programs import Normed, Say, attempt, make_samples
 from tests.train.ranks import run
-from tests.train.scripts import Normed, Say, attempt, make_samples
 from torch.nn import functional as F
 
 from remuda import train
@@ -113,7 +113,7 @@ def remotely(say: Say, stop: int | None) -> dict[str, Any]:
 
 
 def attempt_at(where: str, say: Say, stop: int | None) -> dict[str, Any]:
-    from tests.train.scripts import learn
+    from tests.train.programs import learn
 
     return learn(say, train.Plan(), steps=5, stop=stop, folder=where, normed=True)
 

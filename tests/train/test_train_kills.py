@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.train.programs import saving_all_the_time
 from tests.train.ranks import Ranks, run
-from tests.train.scripts import saving_all_the_time
 
 from remuda.train.checkpoint.store import find_latest
 

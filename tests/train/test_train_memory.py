@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.train.programs import short_of_memory
 from tests.train.ranks import run
-from tests.train.scripts import short_of_memory
 
 from remuda.train.micro import Micro, OutOfMemory, find, is_no_memory
 

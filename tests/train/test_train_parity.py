@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.train.programs import by_hand, by_hand_on_ranks, compare_by_hand, learn_on_gpu, parity, refused
 from tests.train.ranks import run
-from tests.train.scripts import by_hand, by_hand_on_ranks, compare_by_hand, learn_on_gpu, parity, refused
 
 from remuda.train import Plan
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.programs import SAMPLES, attempt, slowly, until_killed
 from tests.train.ranks import Ranks, run
-from tests.train.scripts import SAMPLES, attempt, slowly, until_killed
 
 from remuda.train import AGAIN, Plan
 from remuda.train.checkpoint.store import find_latest

@@ -17,7 +17,7 @@ from remuda.providers.pbs.script import Wishes
 @given(st.text(st.characters(exclude_characters="\x00\r", codec="utf-8"), max_size=200))
 def test_a_here_document_gives_the_text_back(text: str) -> None:
     whole = text + "\nREMUDA_WORK\n"
-    done = subprocess.run(["sh", "-c", f"cat {here_document(whole)}"], capture_output=True, check=True)
+    done = subprocess.run(["bash", "-c", f"cat {here_document(whole)}"], capture_output=True, check=True)
     assert done.stdout.decode() == whole
 
 
@@ -25,7 +25,7 @@ def test_a_here_document_gives_the_text_back(text: str) -> None:
 @given(st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=100))
 def test_variables_keep_their_values(value: str) -> None:
     (line, *_) = list_exports(Task(name="t", run="true", env={"GIVEN": value}), 1)
-    done = subprocess.run(["sh", "-c", f'{line}\nprintf %s "$GIVEN"'], capture_output=True, check=True)
+    done = subprocess.run(["bash", "-c", f'{line}\nprintf %s "$GIVEN"'], capture_output=True, check=True)
     assert done.stdout.decode() == value
 
 
