@@ -1,19 +1,36 @@
-"""A small training script with one bottleneck in it, for `diagnosis.py`: DELAY is its name, MS its size."""
+"""A small training script with one bottleneck in it, for `diagnosis.py`: DELAY is its name, MS its size.
+
+Delays that stand for a rate (a disk, a decoder) are kept by a schedule, so that a late wake-up does not add to them.
+"""
 
 import argparse
+import ctypes
+import io
+import logging
 import os
 import threading
 import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from remuda import train
+from remuda.train import run as runs
 from remuda.train.parallel.reduce import Reducer
 
 WIDTH, BATCH = 64, 8
+EVERY = 5  # steps between two saves, or evaluations, that the script itself asks for
+SELDOM = 20
+# threads and workers of the plan, where they are not eight and none
+READERS = {
+    "few-threads": (1, 0), "one-worker": (1, 1), "storage-latency": (2, 0), "storage-in-workers": (1, 2),
+    "straggler-data": (1, 0), "decode-in-main": (0, 0), "decode-cpu": (2, 0), "decode-in-workers": (1, 2),
+}  # fmt: skip
+log = logging.getLogger("diagnosis")
 
 
 def main() -> None:
@@ -24,42 +41,129 @@ def main() -> None:
     name, seconds = said.delay, said.ms / 1e3
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    threads = {"few-threads": 1, "storage-bandwidth": 8, "decode": 8, "collate": 8}.get(name, 8)
-    plan = train.Plan(threads=threads, prefetch=8, micro_batch=1 if name == "micro-batch" else 0)
+    threads, workers = READERS.get(name, (8, 0))
+    micro = 1 if name in ("micro-batch", "pass-in-python") else 0
+    plan = train.Plan(threads=threads, workers=workers, prefetch=8, micro_batch=micro)
     run = train.Run(plan=plan, device="cpu", save_every=2.0 if name == "checkpoint" else 1e9)
-    if name == "checkpoint":
+    if name in ("checkpoint", "save-in-loop", "save-and-wait"):
         run.keep("slow", Slow(seconds))
-    model = run.model(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)))
-    optimizer = run.optimizer(torch.optim.SGD, lr=1e-3)
-    data = run.data(Samples(name, seconds), global_batch=BATCH * ranks, transform=Decode(name, seconds / BATCH))
+    if name == "logging":
+        log.addHandler(SlowHandler(seconds))
+    late = Late(seconds if name == "python-in-forward" else 0)
+    model = run.model(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), late, nn.Linear(WIDTH, 10)))
+    optimizer = run.optimizer(SlowSGD if name == "python-in-optimizer" else torch.optim.SGD, lr=1e-3)
+    data = run.data(Samples(name, seconds, rank), global_batch=BATCH * ranks, transform=Decode(name, seconds / BATCH))
     if name == "collective":
-        slow_down(Reducer, seconds)
+        slow_down(Reducer, "finish", seconds)
+    if name == "collective-in-backward":
+        slow_down(dist, "all_reduce", seconds)
+    if name == "collective-in-loop":
+        slow_down(dist, "barrier", seconds)
+    if name == "collate":
+        default_collate_fn_map[Picture] = Collate(seconds)
+    if name == "python-in-optimizer":
+        SlowSGD.seconds = seconds
+    if name == "transfer":
+        slow_down(runs, "move", seconds)
+
+    is_late = rank == (0 if name in ("straggler-first", "straggler-barrier") else ranks - 1)
 
     def loss(part: Any) -> torch.Tensor:
-        if name == "straggler" and rank == ranks - 1:
-            _model_work(seconds)
-        if name == "micro-batch":
-            _model_work(seconds)
-        if name == "batch":
-            _model_work(seconds)
-        if name == "python-in-loss":
-            for _ in range(len(part[0])):
-                time.sleep(seconds / BATCH)
+        work_late(name, seconds, len(part[0]), is_late)
         return F.cross_entropy(model(part[0]), part[1])
 
     for batch in run.batches(data, epochs=1):
         value = run.accumulate(loss, batch)
         run.step(optimizer)
-        if name == "python-in-loop":
-            spin(seconds)
+        between(name, seconds, run, is_late)
         run.log(loss=value)
+
+
+def between(name: str, seconds: float, run: train.Run, is_late: bool) -> None:
+    """What the loop itself does after a step."""
+    if name == "python-in-loop":
+        spin(seconds)
+    if name.startswith("straggler-") and is_late:
+        time.sleep(seconds)
+    if name in ("straggler-barrier", "collective-in-loop"):
+        dist.barrier()
+    if name == "logging":
+        log.warning("step %d", run.steps)
+    if name == "metrics":
+        count_slowly(seconds)
+    if name == "evaluation" or (name == "evaluation-seldom" and run.steps % EVERY == 0):
+        _model_work(seconds)
+    if name == "save-by-hand":
+        torch.save({"state": Written(seconds)}, io.BytesIO())
+    if name in ("save-in-loop", "save-and-wait") and run.steps % EVERY == 0:
+        run.save(wait=name == "save-and-wait")
+
+    if run.steps % SELDOM == 0:
+        seldom(name, seconds, run.world.is_first)
+
+
+def seldom(name: str, seconds: float, is_first: bool) -> None:
+    if name == "model-evaluated":
+        evaluate(seconds)
+    if name == "evaluated-first" and is_first:
+        _model_work(seconds)
+    if name == "saved-by-name":
+        save_weights(seconds)
+
+
+@torch.no_grad()
+def evaluate(seconds: float) -> None:
+    """A model of a few layers on as many batches as take about so long."""
+    model, until = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        right = model(torch.ones(64, 256)).argmax(-1) == 0
+        right.sum().item()
+
+
+def save_weights(seconds: float) -> None:
+    """To somewhere slow."""
+    time.sleep(seconds)
+
+
+def work_late(name: str, seconds: float, samples: int, is_late: bool) -> None:
+    """What a pass takes beyond the small model's own time."""
+    if name in ("micro-batch", "batch") or (name == "straggler" and is_late):
+        _model_work(seconds)
+    if name in ("checkpoint", "save-in-loop", "save-and-wait", "save-by-hand", "logging"):
+        _model_work(0.002 * samples)  # a step that is no bottleneck itself
+    if name == "pass-in-python":
+        time.sleep(seconds)
+    if name == "python-holding":
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # no other thread gets a turn meanwhile
+    if name == "tiny-operations":
+        for _ in range(Tiny.count(seconds)):
+            Tiny.values = Tiny.values + 1
+    if name == "python-in-loss":
+        for _ in range(samples):
+            time.sleep(seconds / BATCH)
 
 
 def _model_work(seconds: float) -> None:
     """As many small operations as take about so long: what a device that is fed too little waits for."""
-    x, until = torch.ones(8), time.perf_counter() + seconds
+    x, out, until = torch.ones(60_000), torch.empty(60_000), time.perf_counter() + seconds
     while time.perf_counter() < until:
-        torch.cumsum(x.repeat(20_000), 0)
+        torch.cumsum(x, 0, out=out)
+
+
+class Tiny:
+    """As many tiny operations as take so long where nobody traces them."""
+
+    values = torch.zeros(4)
+    _each_s = 0.0
+
+    @classmethod
+    def count(cls, seconds: float) -> int:
+        if not cls._each_s:
+            begun = time.perf_counter()
+            for _ in range(20_000):
+                cls.values = cls.values + 1
+            cls._each_s = (time.perf_counter() - begun) / 20_000
+        return int(seconds / cls._each_s)
 
 
 def spin(seconds: float) -> None:
@@ -68,37 +172,126 @@ def spin(seconds: float) -> None:
         pass
 
 
-class Samples:
-    """A thousand samples; of a disk that gives so many in a second, or by lists that join slowly."""
+def count_slowly(seconds: float) -> None:
+    """A metric, value by value."""
+    values, until = torch.ones(1000), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for number in range(20):
+            values[number].item()
 
-    def __init__(self, name: str, seconds: float) -> None:
-        self._name, self._seconds, self._turn = name, seconds, threading.Lock()
+
+class Rate:
+    """Lets threads pass one at a time, one in so many seconds; time in which nobody came is not made up for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._free, self._turn = seconds, 0.0, threading.Lock()
+
+    def take(self) -> None:
+        with self._turn:
+            self._free = until = max(self._free, time.perf_counter()) + self._seconds
+        time.sleep(max(until - time.perf_counter(), 0))
+
+
+class Samples:
+    """A thousand samples; of a disk that gives so many in a second, or takes so long for each."""
+
+    def __init__(self, name: str, seconds: float, rank: int) -> None:
+        self._name, self._seconds = name, seconds / BATCH
+        self._is_late = name == "straggler-data" and rank == 1
+        self._disk = Rate(self._seconds) if name == "storage-bandwidth" else None
 
     def __len__(self) -> int:
         return 1024
 
     def __getitem__(self, number: int) -> Any:
-        if self._name == "storage-bandwidth":
-            with self._turn:
-                time.sleep(self._seconds / BATCH)
-        if self._name == "few-threads":
-            time.sleep(self._seconds / BATCH)
-        return torch.full((WIDTH,), number / 1024), number % 10
+        if self._disk is not None:
+            self._disk.take()
+        if self._is_late or self._name in ("few-threads", "storage-latency", "storage-in-workers"):
+            time.sleep(self._seconds)
+        values = torch.full((WIDTH,), number / 1024)
+        return (Picture(values) if self._name == "collate" else values), number % 10
+
+
+class Picture:
+    """A sample that is no tensor, joined by a function of its own."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+
+class Collate:
+    """Takes as long for each sample, one batch at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._processor = Rate(seconds)
+
+    def __call__(self, batch: list[Picture], *, collate_fn_map: Any = None) -> torch.Tensor:
+        self._processor.take()
+        return torch.stack([each.values for each in batch])
 
 
 class Decode:
-    """Takes the processor for as long as a sample's picture would, one at a time, as Python does."""
-
-    _turn = threading.Lock()
+    """Takes as long as a sample's picture would, one at a time, as Python does."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self._name, self._seconds = name, seconds
+        self._processor = Rate(seconds) if name == "decode" else None
 
     def __call__(self, sample: Any) -> Any:
-        if self._name == "decode":
-            with self._turn:
-                time.sleep(self._seconds)
+        if self._processor is not None:
+            self._processor.take()
+        if self._name == "one-worker":
+            time.sleep(self._seconds)
+        if self._name in ("decode-in-main", "decode-cpu", "decode-in-workers"):
+            compute(self._seconds)
         return sample
+
+
+def compute(seconds: float) -> None:
+    """As much of this thread's processor time, whoever else has a turn."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+class Late(nn.Module):
+    """A layer that goes through its batch in Python."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        spin(self._seconds)
+        return values
+
+
+class SlowSGD(torch.optim.SGD):
+    seconds = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        spin(self.seconds)
+        return super().step(closure)
+
+
+class SlowHandler(logging.Handler):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def emit(self, record: logging.LogRecord) -> None:
+        time.sleep(self._seconds)
+
+
+class Written:
+    """What takes so long to write."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __reduce__(self) -> Any:
+        time.sleep(self._seconds)
+        return Written, (self._seconds,)
 
 
 class Slow:
@@ -113,14 +306,14 @@ class Slow:
         pass
 
 
-def slow_down(reducer: Any, seconds: float) -> None:
-    finish = reducer.finish
+def slow_down(where: Any, name: str, seconds: float) -> None:
+    work = getattr(where, name)
 
-    def late(self: Any) -> None:
+    def late(*given: Any, **options: Any) -> Any:
         time.sleep(seconds)
-        finish(self)
+        return work(*given, **options)
 
-    reducer.finish = late
+    setattr(where, name, late)
 
 
 if __name__ == "__main__":

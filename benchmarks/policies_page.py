@@ -197,9 +197,10 @@ def _preemptions(rows: _Rows) -> Iterable[str]:
         f"the bill is {bill} micro-dollars, the nodes' lives cost {lives}.\n\n"
     )
     heads = ("", "times", "steps done again, most", "mean")
+    lengths = sorted(int(row["notice_s"]) for row in told) or [0]
     body = [
         (name, str(len(mine)), str(max(int(row["lost"]) for row in mine)), f"{_mean(mine, 'lost'):.1f}")
-        for name, mine in (("with 2-30 s of notice", told), ("without", cut))
+        for name, mine in ((f"with {lengths[0]}-{lengths[-1]} s of notice", told), ("without", cut))
         if mine
     ]
     yield _table(heads, body)

@@ -7,14 +7,13 @@ which writes down when it began; counted is from before the submission (`sbatch`
 runs) to that moment. The difference of a pair is Remuda's; the median of the differences is the figure.
 """
 
-import argparse
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from measure import ROOT, fresh_home, table
+from measure import ROOT, fresh_home
+from pairs import WAIT_S, compare, make_parser
 
 sys.path.insert(0, str(ROOT))
 
@@ -22,8 +21,6 @@ from tests.system.slurm import Cluster, cluster_at, why_not
 from tests.system.trust import environment
 
 from remuda.client import Client, connect
-
-WAIT_S = 60.0
 
 
 def plain_s(cluster: Cluster, stamp: Path) -> float:
@@ -62,13 +59,10 @@ def _read(stamp: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=20)
-    pairs = parser.parse_args().pairs
+    pairs = make_parser(__doc__).parse_args().pairs
     if reason := why_not():
         print(f"skipped: {reason}")
         return
-    plain, ours = [], []
     with (
         tempfile.TemporaryDirectory(prefix="remuda-slurm-") as folder,
         cluster_at(Path(folder)) as cluster,
@@ -78,18 +72,13 @@ def main() -> None:
         settings = f'[providers.local]\nenabled = false\n[providers.slurm]\nfolder = "{folder}/shared"\n'
         Path(env["REMUDA_CONFIG"]).write_text(settings)
         with connect() as client:
-            for number in range(pairs + 1):
-                one = plain_s(cluster, Path(folder) / f"plain{number}")
-                _calm(cluster)
-                other = remuda_s(client, Path(folder) / f"remuda{number}")
-                _calm(cluster)
-                if number:  # the first pair warms up: the agent is placed then
-                    plain.append(one)
-                    ours.append(other)
-    added = [b - a for a, b in zip(plain, ours, strict=True)]
-    values = (("sbatch and srun", plain, ""), ("Remuda", ours, ""), ("added by Remuda", added, "0.5"))
-    rows = [(name, statistics.median(v), min(v), max(v), bar) for name, v, bar in values]
-    table(f"submission to running program, s, {pairs} pairs", ("what", "median", "least", "most", "bar"), rows)
+            compare(
+                "sbatch and srun",
+                lambda number: plain_s(cluster, Path(folder) / f"plain{number}"),
+                lambda number: remuda_s(client, Path(folder) / f"remuda{number}"),
+                lambda: _calm(cluster),
+                pairs=pairs,
+            )
 
 
 if __name__ == "__main__":

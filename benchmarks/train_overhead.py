@@ -1,15 +1,21 @@
-"""What remuda.train adds to a step, beside the 20 ms that a short step takes, and what saves take of all time.
+"""What remuda.train and its tracking add to a step of 20 ms, and what saves take of all time.
 
     python benchmarks/train_overhead.py
 
 The same small model, data and optimizer in a loop written by hand and in one of remuda.train, in one process, a step
 of each in turn (ABAB...): whatever else the machine does falls on both. What is added does not depend on the model's
-size, so a small one shows it best. Compared is the fastest twentieth of each, which nothing else interrupted.
+size, so a small one shows it best. Compared is the fastest twentieth of each, which nothing else interrupted, and the
+middle one of the differences of all pairs, in processor time of the loop's thread. Tracking is what its listener takes
+of that: a little in each step, and a row about once a second, here into a file.
 """
 
+import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +23,9 @@ from torch.nn import functional as F
 
 from remuda import train
 from remuda.train.checkpoint.interval import Interval
+from remuda.train.see.trackers import EVERY_S
 
-PAIRS, BATCH, WIDTH = 800, 64, 64
+PAIRS, ROWS, BATCH, WIDTH = 800, 4, 64, 64
 STEP_S = 0.02
 
 
@@ -37,12 +44,17 @@ def main() -> None:
         stall = time.perf_counter() - begun
         run.keeper.store.wait()
         interval = Interval(stall_s=stall, write_s=run.keeper.store.seconds)
+        listening, row = track(run, ours, Path(folder, "rows"))
         run.close()
-    by_hand = fastest([b for _, b in pairs])
-    added = fastest([a for a, _ in pairs]) - by_hand
-    share, saving = added / STEP_S, stall / interval.seconds
+    by_hand = fastest([b for _, (b, _) in pairs])
+    added = fastest([a for (a, _), _ in pairs]) - by_hand
+    computed = median(a - b for (_, a), (_, b) in pairs)
+    share, saving, tracking = added / STEP_S, stall / interval.seconds, listening / STEP_S + row / EVERY_S
     print(f"a step by hand                 {by_hand * 1e3:7.2f} ms")
     print(f"added by remuda.train          {added * 1e3:7.3f} ms   {share:.2%} of a step of 20 ms, bar 1 %")
+    print(f"  its processor time           {computed * 1e3:7.3f} ms   {computed / STEP_S:.2%}")
+    rows = f"with a row of {row * 1e3:.2f} ms a second"
+    print(f"added by tracking              {listening * 1e3:7.3f} ms   {tracking:.2%} {rows}")
     print(f"a save, with a step beside it  {stall * 1e3:7.2f} ms")
     print(f"chosen interval                {interval.seconds:7.1f} s    {saving:.2%} of the time, bar 1 %")
 
@@ -52,11 +64,42 @@ def fastest(seconds: list[float]) -> float:
     return sorted(seconds)[len(seconds) // 20]
 
 
-def spend(loop: Iterator[None]) -> float:
-    """Seconds of the next step."""
-    begun = time.perf_counter()
+def spend(loop: Iterator[None]) -> tuple[float, float]:
+    """Seconds of the next step, of the clock and of the processor."""
+    begun, cpu = time.perf_counter(), time.thread_time()
     next(loop)
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.thread_time() - cpu
+
+
+class File:
+    """A tracker that writes rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self.rows = path.open("w"), 0
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self.rows += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def track(run: train.Run, loop: Iterator[None], path: Path) -> tuple[float, float]:
+    """Processor seconds that tracking takes in a step without a row, and in one with it."""
+    file = File(path)
+    train.track(run, file)
+    listener, quiet, rows = run.clock.listeners.pop(), [], []
+
+    def hear(record: Any) -> None:
+        before, cpu = file.rows, time.thread_time()
+        listener(record)
+        (quiet if file.rows == before else rows).append(time.thread_time() - cpu)
+
+    run.clock.listeners.append(hear)
+    while len(rows) <= ROWS:
+        next(loop)
+    return median(quiet), fmean(rows[1:])
 
 
 def make_model() -> nn.Module:

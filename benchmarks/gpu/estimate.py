@@ -1,6 +1,7 @@
 """Measured against estimated, on the GPU at hand, for models that no constant was fitted on; one table, a few minutes.
 
-python benchmarks/gpu/estimate.py [--device cuda] [--steps 20]
+python benchmarks/gpu/estimate.py [--steps 20]
+python benchmarks/gpu/estimate.py --small    # tiny models: that the script itself works, on a CPU too
 """
 
 import argparse
@@ -8,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from remuda.planner.estimate.roofline import estimate_step
 from remuda.planner.estimate.settings import Run
 from remuda.train.script import fake_device
 from remuda.train.trace import trace_step
+
+WARM = 8  # steps before those that count
+PRETENDED = "H200"  # where there is no GPU
 
 
 class Block(nn.Module):
@@ -80,15 +85,20 @@ class Case:
         return torch.randn(size, *self.shape, device=device), torch.randint(0, 1000, (size,), device=device)
 
 
-def cases() -> list[Case]:
+def cases(small: bool) -> list[Case]:
     """Two language models and two networks for pictures, each as plain as can be and as fast as can be."""
     found = []
-    for name, make, shape, batch in (
+    tiny: list[Any] = [
+        ("words 64x1", lambda: Words(64, 1), (16,), 2),
+        ("pictures 4", lambda: pictures(4), (3, 32, 32), 2),
+    ]
+    whole: list[Any] = [
         ("words 512x8", lambda: Words(512, 8), (1024,), 16),
         ("words 1536x12", lambda: Words(1536, 12), (1024,), 8),
         ("pictures 64", lambda: pictures(64), (3, 224, 224), 128),
         ("pictures 128", lambda: pictures(128), (3, 224, 224), 64),
-    ):
+    ]
+    for name, make, shape, batch in tiny if small else whole:
         image = len(shape) == 3
         for precision, compiled in (("tf32", False), ("bf16", False), ("bf16", True)):
             run = Run(batch=batch, precision=precision, compile=compiled, channels_last=image and precision == "bf16")
@@ -102,7 +112,7 @@ def loss_of(model: Any, data: torch.Tensor, target: torch.Tensor) -> torch.Tenso
 
 
 def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
-    """Seconds of a step (the median), and the MiB that tensors took at most."""
+    """Seconds of a step (the median), and the MiB that tensors took at most: 0 on a CPU, which does not say."""
     torch.set_float32_matmul_precision("high" if case.run.precision != "fp32" else "highest")
     torch.backends.cudnn.allow_tf32 = case.run.precision != "fp32"
     layout = torch.channels_last if case.run.channels_last else torch.contiguous_format
@@ -111,21 +121,30 @@ def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
     used = torch.compile(model) if case.run.compile else model
     data, target = case.batch(device)
     data = data.contiguous(memory_format=layout) if data.dim() == 4 else data
-    times = []
-    for step in range(steps + 8):
-        if step == 8:
+    on_gpu, times = device == "cuda", []
+    for step in range(steps + WARM):
+        if on_gpu and step == WARM:
             torch.cuda.reset_peak_memory_stats()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+        begin = mark(device)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=case.run.precision == "bf16"):
             loss = loss_of(used, data, target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times[8:]), torch.cuda.max_memory_allocated() / 2**20
+        end = mark(device)
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 if on_gpu else end - begin)
+    return statistics.median(times[WARM:]), torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
+
+
+def mark(device: str) -> Any:
+    """This moment, by the clock of the GPU where there is one."""
+    if device != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def estimate(case: Case, device: Device) -> tuple[float, float, float]:
@@ -146,17 +165,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only-estimate", metavar="NAME", help="no GPU: what is expected of this accelerator")
+    parser.add_argument("--small", action="store_true", help="tiny models: that the script itself works, on a CPU too")
     given = parser.parse_args()
-    device = device_of(given.only_estimate or torch.cuda.get_device_name())
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    if here == "cpu" and not (given.small or given.only_estimate):
+        raise SystemExit("PyTorch sees no CUDA GPU here: give --only-estimate NAME, or --small to try the script")
+    name = given.only_estimate or (torch.cuda.get_device_name() if here == "cuda" else PRETENDED)
+    device = device_of(name)
     if device is None:
-        raise SystemExit("no figures are known for this device")
+        raise SystemExit(f"no figures are known for {name}")
+    if here == "cpu" and not given.only_estimate:
+        torch.set_num_threads(1)  # two that wait for each other take longer than such a step
+        print(f"Steps are this CPU's, estimates an {PRETENDED}'s: neither says anything of the other.\n")
     print("| model | precision | step ms | estimated | off | peak GiB | estimated | off | need |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
-    for case in cases():
+    for case in cases(given.small):
         time, peak, need = estimate(case, device)
-        real, held = (0.0, 0.0) if given.only_estimate else measure(case, "cuda", given.steps)
+        real, held = (0.0, 0.0) if given.only_estimate else measure(case, here, given.steps)
         how = f"{case.run.precision}{' compiled' if case.run.compile else ''}"
-        off = ("-", "-") if not real else (f"{time / real - 1:+.0%}", f"{peak / held - 1:+.1%}")
+        off = (f"{time / real - 1:+.0%}", f"{peak / held - 1:+.1%}") if held else ("-", "-")
         print(
             f"| {case.name} | {how} | {real * 1e3:.1f} | {time * 1e3:.1f} | {off[0]} | {held / 1024:.2f} | "
             f"{peak / 1024:.2f} | {off[1]} | {need / 1024:.2f} |",

@@ -25,7 +25,6 @@ LLAMA = {
     "llama-8b": (4096, 32, 32, 8, 14336, False),
     "llama-70b": (8192, 80, 64, 8, 28672, False),
 }
-TOKENS = {"gpt2": 1024, "llama": 2048}
 
 
 def make_vision(name: str, batch: int, checkpointing: bool) -> tuple[Any, Callable[[], Any]]:

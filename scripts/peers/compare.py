@@ -93,31 +93,39 @@ def list_differences(kind: str, their: Facts, tasks: tuple[Task, ...]) -> list[s
 
 def compare_skypilot(their: Facts, task: Task) -> list[tuple[str, object, object]]:
     """What a SkyPilot task and ours say of the same."""
-    need = task.resources
+    needs = task.resources.choices
     wanted = [find_needs(name, str(max(1, int(-(-count // 1))))) for name, count in their["accelerators"]]
     names = {(one.name, one.count_min) for each in wanted for one in each.needs}
-    ours = {(one.name, one.count_min) for one in need.accelerators}
-    if any(one.name in ("gpu", "nvidia", "amd") for one in need.accelerators):
+    ours = {(one.name, one.count_min) for need in needs for one in need.accelerators}
+    if any(one.name in ("gpu", "nvidia", "amd") for need in needs for one in need.accelerators):
         names = ours  # a size: SkyPilot lists the names that have it
-    spot = {SpotPolicy.ONLY: [True], SpotPolicy.NEVER: [False], SpotPolicy.AUTO: [False, True]}[need.spot]
+    spots = {SpotPolicy.ONLY: {True}, SpotPolicy.NEVER: {False}, SpotPolicy.AUTO: {False, True}}
+    cpus = {_amount(need.cpus_min, need.cpus_max, their["cpus"]) for need in needs}
+    memory = {_amount(_gib(need.memory_min_mib), _gib(need.memory_max_mib), their["memory"]) for need in needs}
+    clouds = {name for need in needs for name in need.providers}
     return [
         ("run", their["run"], task.run),
         ("setup", their["setup"], task.setup),
         ("env", their["env"], task.env),
         ("nodes", their["nodes"], task.nodes),
         ("accelerators", names, ours),
-        ("cpus", their["cpus"], [_amount(need.cpus_min, need.cpus_max, their["cpus"])]),
-        ("memory", their["memory"], [_amount(_gib(need.memory_min_mib), _gib(need.memory_max_mib), their["memory"])]),
-        ("spot", their["spot"], spot),
-        ("clouds", sorted(set(their["clouds"]) - _implied(task)), sorted(set(need.providers) - _implied(task))),
-        ("regions", [name.removeprefix("ssh-") for name in their["regions"]], sorted(need.regions)),
-        ("disk", their["disk"], [need.disk_gib or 256]),
+        ("cpus", their["cpus"], sorted(cpus)),
+        ("memory", their["memory"], sorted(memory)),
+        ("spot", their["spot"], sorted(set[bool]().union(*(spots[need.spot] for need in needs)))),
+        ("clouds", sorted(set(their["clouds"]) - _implied(task)), sorted(clouds - _implied(task))),
+        (
+            "regions",
+            [name.removeprefix("ssh-") for name in their["regions"]],
+            sorted({name for need in needs for name in need.regions}),
+        ),
+        ("disk", their["disk"], sorted({need.disk_gib or 256 for need in needs})),
     ]
 
 
 def _implied(task: Task) -> set[str]:
     """SkyPilot adds the cloud that has a TPU."""
-    tpu = any((need.name or "").startswith("TPU") for need in task.resources.accelerators)
+    wanted = [one.name or "" for need in task.resources.choices for one in need.accelerators]
+    tpu = any(name.lower().startswith("tpu") for name in wanted)
     return {"gcp", "kubernetes"} if tpu else set()
 
 

@@ -32,15 +32,16 @@ def read_skypilot(path: str) -> Facts:
 
 
 def _describe_skypilot(task: Any, missing: set[str]) -> Facts:
+    # What the file says: the properties without `_` ask the catalog too for what an instance type has, or raise.
     resources = list(task.resources)
     return {
         "run": task.run or "",
         "setup": task.setup,
         "env": {name: value for name, value in task.envs.items() if name not in missing},
         "nodes": task.num_nodes,
-        "accelerators": sorted({(k, v) for each in resources for k, v in (each.accelerators or {}).items()}),
-        "cpus": sorted({str(each.cpus) for each in resources}),
-        "memory": sorted({str(each.memory) for each in resources}),
+        "accelerators": sorted({(k, v) for each in resources for k, v in (each._accelerators or {}).items()}),
+        "cpus": sorted({str(each._cpus) for each in resources}),
+        "memory": sorted({str(each._memory) for each in resources}),
         "spot": sorted({bool(each.use_spot) for each in resources}),
         "clouds": sorted({str(each.cloud).lower() for each in resources if each.cloud}),
         "regions": sorted({str(each.region) for each in resources if each.region}),

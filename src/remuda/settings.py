@@ -203,9 +203,18 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
             raise SettingsError(f"{file}: `providers.{provider}` must be a table", f"write [providers.{provider}]")
         for key, value in content.items():
             if not isinstance(value, str | int | float | bool):
-                raise SettingsError(f"{file}: `providers.{provider}.{key}` must be a text, number or boolean")
+                raise SettingsError(
+                    f"{file}: `providers.{provider}.{key}` must be a text, number or boolean", _hint_flat(key, value)
+                )
         tables[provider] = dict(content)
     return tables
+
+
+def _hint_flat(key: str, value: object) -> str:
+    """How a list is written; a table is a provider's own file, or a mistake."""
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return f'write one text: {key} = "{", ".join(value)}"'
+    return "docs/reference/providers.md lists the settings of each provider"
 
 
 def _checked(name: str, value: object, where: str) -> Scalar:

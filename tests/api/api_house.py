@@ -19,6 +19,7 @@ from remuda.api.house import House
 from remuda.api.opening import open_house
 from remuda.client.ids import make_key
 from remuda.domain.jobs import Attempt
+from remuda.domain.protocol import PROTOCOL
 
 TOKEN = "the-users-token"
 KINDS = ("memory", "sqlite", "postgres")
@@ -36,6 +37,12 @@ capacity = 2
 instance_type = "paid"
 price_usd_hr = 2.5
 cpus = 64
+memory_gib = 256
+
+[[offers]]
+instance_type = "dear"
+price_usd_hr = 9.0
+cpus = 128
 memory_gib = 256
 """ + "".join("[[launches]]\nlatency_s = 0.0\nboots = false\n" for _ in range(50))
 SCRIPT += "[[removals]]\nlatency_s = 0.0\ntakes_s = 0.0\n" * 50
@@ -67,9 +74,9 @@ class Api:
         attempts = await self.house.store.attempts(job_id)
         return attempts[-1] if attempts and attempts[-1].phase == "booting" else None
 
-    def agent(self, gang: str) -> dict[str, str]:
+    def agent(self, gang: str, protocol: int = PROTOCOL) -> dict[str, str]:
         """The headers of a gang's agent."""
-        return {"Authorization": f"Bearer {self.house.tokens.of(gang)}", "Remuda-Agent-Protocol": "1"}
+        return {"Authorization": f"Bearer {self.house.tokens.of(gang)}", "Remuda-Agent-Protocol": str(protocol)}
 
 
 async def until(look: Callable[[], Any], seconds: float = 20.0) -> Any:

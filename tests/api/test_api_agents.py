@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 from tests.api.api_house import TOKEN, Api, until
+from tests.system.storages import GoogleStandIn, start_google
+
+from remuda.control.agents import data, vault
+from remuda.domain.markets import Observation, Sight
+from remuda.domain.protocol import NEWEST, OLDEST, PROTOCOL
+from remuda.planner.pace import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
+from remuda.store.base import Changes
+from remuda.store.objects.places import open_place
 
 pytestmark = pytest.mark.anyio
 CLAIM = {"rank": 0, "nonce": "n1", "address": "127.0.0.1", "host": {"hostname": "h", "python": "3", "platform": "p"}}
 JOB = "/v1/projects/default/jobs/t"
 
 
-async def start(api: Api, text: str = "{name: t, run: 'true', env: {A: b}}") -> str:
+async def start(api: Api, text: str = "{name: t, run: 'true', env: {A: b}}", **ask: Any) -> str:
     """A job whose gang waits for its agents; the gang's name."""
-    made = await api.submit(text)
+    made = await api.submit(text, **ask)
     return (await api.attempt(made["id"])).gang
 
 
@@ -40,7 +48,7 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     granted = (await claim(api, gang)).json()
     assert granted["state"] == "go"
     assert granted["work"]["run"] == "true"
-    assert granted["work"]["env"] == {"A": "b", "REMUDA_PRICE_USD_HR": "0"}
+    assert granted["work"]["env"] == {"A": "b", "REMUDA_PRICE_USD_HR": "0", "REMUDA_LOSSES_PER_HOUR": "0.000157863"}
     assert granted["work"]["attempt"] == 1
     assert granted["lease_s"] > 0
     assert (await claim(api, gang)).json()["state"] == "go"
@@ -55,6 +63,20 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     log = await api.http.get(JOB + "/logs")
     assert log.content == b"hello\nyou\n"
     assert log.headers["remuda-log-offset"] == "10"
+
+
+async def test_work_knows_its_price_and_how_often_its_market_takes_nodes(api: Api) -> None:
+    gang = await start(api, "{name: t, run: 'true', nodes: 2, resources: {cpu: 32+}}", consent=True)
+    offer = (await api.house.store.attempt_of_gang(gang)).offer
+    now = datetime.now(UTC)
+    lives = [Observation(market=offer.key, sight=Sight.TAKEN, at=now, seconds=3600, nodes=1) for _ in range(48)]
+    await api.house.store.commit(Changes(observations=lives))
+    await claim(api, gang)
+    granted = (await claim(api, gang, rank=1, nonce="n2")).json()
+    assert granted["work"]["env"]["REMUDA_PRICE_USD_HR"] == "5"
+    # 48 losses in 48 node-hours, mixed with the prior's 24 node-hours, for two nodes
+    expected = 2 * (48 + FAILURES_PER_NODE_HOUR * PRIOR_NODE_HOURS) / (48 + PRIOR_NODE_HOURS)
+    assert float(granted["work"]["env"]["REMUDA_LOSSES_PER_HOUR"]) == pytest.approx(expected, rel=1e-5)
 
 
 async def _phase(api: Api, phase: str) -> bool:
@@ -99,10 +121,46 @@ async def test_tokens_open_their_own_doors_only(api: Api) -> None:
 
 async def test_an_agent_of_another_time_is_told(api: Api) -> None:
     gang = await start(api)
-    for version in ("0", "2", "", "x"):
+    for version in ("0", str(NEWEST + 1), "9" * 5000, "", "x"):
         headers = {**api.agent(gang), "Remuda-Agent-Protocol": version}
         answer = await api.http.post("/agent/v1/claim", json={**CLAIM, "gang": gang}, headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (426, "agent-protocol")
+        assert answer.json()["message"].endswith(f"this server serves {OLDEST} to {NEWEST}")
+
+
+async def test_an_agent_two_versions_newer_is_served_and_what_only_it_knows_counts_as_heard(api: Api) -> None:
+    gang = await start(api)
+
+    async def say(route: str, body: dict[str, Any]) -> Any:
+        who = {"gang": gang, "rank": 0, "nonce": "n1", "later": {"more": 1}}
+        headers = api.agent(gang, NEWEST)
+        return (await api.http.post(f"/agent/v1/{route}?later=1", json={**who, **body}, headers=headers)).json()
+
+    assert (await say("claim", {"address": "a", "host": {"hostname": "h", "later": [1]}}))["state"] == "go"
+    now = datetime.now(UTC).isoformat()
+    messages = [
+        {"seq": 1, "at": now, "kind": "running", "later": [1, 2]},
+        {"seq": 2, "at": now, "kind": "later", "values": {"a": 1}},
+        {"seq": 3, "at": now, "kind": "exited", "outcome": "later", "exit_code": 3, "reason": "no name yet"},
+    ]
+    assert (await say("messages", {"messages": messages}))["ack"] == 3
+    node = (await api.house.store.nodes((await api.house.store.attempt_of_gang(gang)).id))[0]
+    assert (node.exit_outcome, node.exit_code, node.exit_reason) == ("node", 3, "no name yet")
+
+
+async def test_an_older_agent_gets_no_second_work_on_a_kept_node(api: Api) -> None:
+    gang = await start(api, "{name: t, run: 'true', keep: 5m, resources: {cpu: 32+}}", consent=True)
+    await claim(api, gang)
+    ended = {"seq": 1, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0}
+    assert (await report(api, gang, ended)).json()["ack"] == 1
+    again = {**CLAIM, "gang": gang, "nonce": "n2"}
+    old = await api.http.post("/agent/v1/claim", json=again, headers=api.agent(gang, PROTOCOL - 1))
+    assert (old.status_code, old.json()["message"]) == (
+        409,
+        f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks {PROTOCOL - 1}",
+    )
+    todays = await api.http.post("/agent/v1/claim", json=again, headers=api.agent(gang))
+    assert todays.json()["state"] == "wait"
 
 
 async def test_an_unknown_gang_is_gone(api: Api) -> None:
@@ -316,6 +374,16 @@ async def test_a_snapshot_must_be_complete(api: Api) -> None:
     assert "`setup.uses` names gone.txt" in refused["message"]
 
 
+async def test_a_snapshot_that_was_swept_before_it_was_a_jobs_is_missing(api: Api) -> None:
+    manifest = b'{"files": []}'
+    snapshot = hashlib.sha256(manifest).hexdigest()
+    await api.http.put(f"/v1/projects/default/blobs/{snapshot}", content=manifest)
+    text, origin = "{name: t, run: 'true', workdir: ., resources: {cpu: 32}}", {"snapshot": snapshot}
+    assert (await api.post_job(text, origin=origin)).json()["code"] == "consent-needed"
+    assert api.house.blobs.sweep(set(), older_than=datetime(9999, 1, 1, tzinfo=UTC)) == len(manifest)
+    assert (await api.post_job(text, origin=origin)).json()["code"] == "snapshot-missing"
+
+
 KEEPS = "{name: t, run: 'true', keep: 10m}"
 EXITED = {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 2}
 
@@ -369,3 +437,25 @@ async def _refused(api: Api, gang: str) -> bool:
 
 async def _no_nodes(api: Api) -> bool:
     return not (await api.http.get("/v1/nodes")).json()
+
+
+async def test_parts_of_an_upload_that_comes_to_nothing_are_dropped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = start_google()
+    for module in (data, vault):
+        monkeypatch.setattr(module, "open_place", lambda url, given, now: open_place(url, keys, now))
+    outputs, checkpoint = "[{source: out, target: 'gs://data/out'}]", "{path: state, storage: 'gs://data/kept'}"
+    gang = await start(api, f"{{name: t, run: 'true', outputs: {outputs}, checkpoint: {checkpoint}}}")
+
+    async def post(route: str, **ask: object) -> Any:
+        url = f"/agent/v1/data/{route}"
+        answer = await api.http.post(url, params={"gang": gang}, json=ask, headers=api.agent(gang))
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    for route, ask in (("outputs/0", {"path": "a"}), (f"checkpoint/{'0' * 64}", {})):
+        upload = (await post(route, size=64 << 20, **ask))["upload"]
+        await post(f"{route}/abort", upload="", **ask)
+        assert upload in GoogleStandIn.uploads
+        for _ in range(2):  # the answer to the first was lost
+            await post(f"{route}/abort", upload=upload, **ask)
+        assert upload not in GoogleStandIn.uploads

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.test_provider_ssh import list_left, pack_stand_in
+from tests.contract.stand_in import pack_stand_in
+from tests.contract.test_provider_ssh import list_left
 from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 

@@ -1,8 +1,6 @@
 """The Kubernetes provider keeps the contract, on a real cluster."""
 
 import asyncio
-import io
-import zipfile
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -10,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contract.stand_in import pack_stand_in
 from tests.proofs import Proof
-from tests.system.kubernetes.cluster import Cluster, shared
+from tests.system.kubernetes.cluster import Cluster, shared_or_skip
 
 from remuda.providers.base import GangState, ProviderContext
 from remuda.providers.contract import Place, ProviderContract, Stage
@@ -38,20 +37,9 @@ with open(home + "/exit.json", "w") as file:
 """
 
 
-def make_archive() -> bytes:
-    """The stand-in, packed as the agent is."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("__main__.py"), STAND_IN)
-    return buffer.getvalue()
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
-    found = shared()
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    return shared_or_skip()
 
 
 class KubernetesPlace:
@@ -75,7 +63,7 @@ class KubernetesPlace:
                 "image": "localhost/python:1",
                 **self.settings,
             },
-            agent_archive=make_archive,
+            agent_archive=lambda: pack_stand_in(STAND_IN),
             now=lambda: datetime.now(UTC) + self.later,
         )
         provider = KubernetesProvider(MANIFEST, context)

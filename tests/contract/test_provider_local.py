@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.contract.stand_in import STAND_IN
 from tests.proofs import Proof
 
 from remuda.providers.base import GangState, Provider, ProviderContext
@@ -18,8 +19,6 @@ from remuda.providers.local import MANIFEST
 from remuda.providers.local.provider import LocalProvider
 
 PROOF = Proof("local", True, "processes of this machine")
-
-STAND_IN = Path(__file__).with_name("agent_stand_in.py")
 
 
 class LocalPlace:

@@ -1,20 +1,18 @@
 """The PBS provider keeps the contract, on a strict stand-in for PBS's commands that really runs the jobs."""
 
-import asyncio
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from tests.contract import pbs_stand_in
-from tests.contract.test_provider_slurm import make_archive
+from tests.contract.batch_place import BatchPlace
 from tests.proofs import Proof
 
 from remuda.domain.offers import Purchase
-from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, ProviderContext, Refused, TryAgain
+from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
 from remuda.providers.batch.rows import Unsure
 from remuda.providers.contract import Place, ProviderContract, Stage
 from remuda.providers.pbs import MANIFEST
@@ -25,24 +23,14 @@ PROOF = Proof("pbs", False, "a strict stand-in for PBS's commands that runs the 
 OURS = "contract-installation-ours"
 
 
-class PbsPlace:
-    """A stand-in cluster; `later` shifts the providers' clock."""
+class PbsPlace(BatchPlace[PbsProvider]):
+    """A stand-in cluster."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.later = timedelta(0)
-        self.providers: list[PbsProvider] = []
-        self.settings: dict[str, str | int | float | bool] = {"gpu_resource": "gpu_type", "kill_delay_s": 2}
+        super().__init__(folder, {"price_usd_gpu_hr": 1, "gpu_resource": "gpu_type", "kill_delay_s": 2})
 
     def provider(self, installation: str) -> PbsProvider:
-        context = ProviderContext(
-            installation=installation,
-            home=self.folder,
-            settings={"folder": str(self.folder / "shared"), "price_usd_gpu_hr": 1, **self.settings},
-            agent_archive=make_archive,
-            now=lambda: datetime.now(UTC) + self.later,
-        )
-        provider = PbsProvider(MANIFEST, context)
+        provider = PbsProvider(MANIFEST, self.context(installation))
         self.providers.append(provider)
         return provider
 
@@ -53,36 +41,6 @@ class PbsPlace:
     def jobs(self, *states: str) -> list[str]:
         with pbs_stand_in.cluster(self.folder / "pbs") as state:
             return [number for number, job in state["jobs"].items() if job["state"] in states]
-
-    async def settle(self) -> None:
-        async with asyncio.timeout(60):
-            while not await self._settled():
-                await asyncio.sleep(0.05)
-
-    async def _settled(self) -> bool:
-        for provider in self.providers:
-            for gang in await provider.gangs():
-                folder = self.gang_folder(gang.name)
-                up = gang.nodes and all((folder / str(node.rank) / "lock").exists() for node in gang.nodes)
-                if gang.state is not GangState.ENDED and (not up or (folder / "removing").exists()):
-                    return False
-        return True
-
-    def gang_folder(self, name: str) -> Path:
-        found = list(self.folder.glob(f"shared/*/gangs/{name}"))
-        return found[0] if found else self.folder / "none"
-
-    async def end(self, gang: str) -> None:
-        for rank in self.gang_folder(gang).iterdir():
-            if rank.is_dir() and rank.name.isdigit():
-                (rank / "finish").touch()
-        async with asyncio.timeout(60):
-            for provider in self.providers:
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.05)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
 
 
 class TestPbs(ProviderContract):

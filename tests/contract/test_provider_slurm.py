@@ -1,22 +1,20 @@
 """The Slurm provider keeps the contract, on a real cluster."""
 
-import asyncio
-import io
 import os
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.contract.batch_place import BatchPlace
 from tests.proofs import Proof
 from tests.system.slurm import Cluster, cluster_at, why_not
 
 from remuda.domain.offers import Purchase
 from remuda.domain.tasks import Task
-from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, ProviderContext, Refused, TryAgain
+from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
 from remuda.providers.batch.rows import Unsure
 from remuda.providers.contract import Place, ProviderContract, Stage
 from remuda.providers.objections import list_objections
@@ -26,8 +24,6 @@ from remuda.providers.slurm.provider import SlurmProvider
 PROOF = Proof("slurm", True, "Slurm with four nodes of eight made-up GPUs each")
 
 pytestmark = pytest.mark.system
-
-STAND_IN = Path(__file__).with_name("agent_stand_in.py")
 
 
 @pytest.fixture(scope="module")
@@ -51,65 +47,17 @@ def slurm_environment(cluster: Cluster) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def make_archive() -> bytes:
-    """The stand-in, packed as the agent is."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("__main__.py", STAND_IN.read_bytes())
-    return buffer.getvalue()
-
-
-class SlurmPlace:
-    """A cluster with a stand-in for the agent; `later` shifts the providers' clock."""
+class SlurmPlace(BatchPlace[SlurmProvider]):
+    """A cluster with a stand-in for the agent."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
+        super().__init__(folder, {"price_usd_gpu_hr": 2, "price_usd_node_hr": 6.4})
         self.cluster = cluster
-        self.folder = folder
-        self.later = timedelta(0)
-        self.providers: list[SlurmProvider] = []
-        self.settings: dict[str, str | int | float | bool] = {"price_usd_gpu_hr": 2, "price_usd_node_hr": 6.4}
 
     def provider(self, installation: str) -> SlurmProvider:
-        context = ProviderContext(
-            installation=installation,
-            home=self.folder,
-            settings={"folder": str(self.folder / "shared"), **self.settings},
-            agent_archive=make_archive,
-            now=lambda: datetime.now(UTC) + self.later,
-        )
-        provider = SlurmProvider(MANIFEST, context)
+        provider = SlurmProvider(MANIFEST, self.context(installation))
         self.providers.append(provider)
         return provider
-
-    async def settle(self) -> None:
-        async with asyncio.timeout(60):
-            while not await self._settled():
-                await asyncio.sleep(0.05)
-
-    async def _settled(self) -> bool:
-        for provider in self.providers:
-            for gang in await provider.gangs():
-                folder = self.gang_folder(gang.name)
-                up = gang.nodes and all((folder / str(node.rank) / "lock").exists() for node in gang.nodes)
-                if gang.state is not GangState.ENDED and (not up or (folder / "removing").exists()):
-                    return False
-        return True
-
-    def gang_folder(self, name: str) -> Path:
-        found = list(self.folder.glob(f"shared/*/gangs/{name}"))
-        return found[0] if found else self.folder / "none"
-
-    async def end(self, gang: str) -> None:
-        for rank in self.gang_folder(gang).iterdir():
-            if rank.is_dir() and rank.name.isdigit():
-                (rank / "finish").touch()
-        async with asyncio.timeout(60):
-            for provider in self.providers:
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.05)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
 
 
 class TestSlurm(ProviderContract):

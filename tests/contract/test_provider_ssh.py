@@ -1,17 +1,16 @@
 """The ssh provider keeps the contract, with real SSH servers on two hosts and a stand-in for the agent there."""
 
 import asyncio
-import io
 import os
 import shutil
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.contract.stand_in import pack_stand_in
 from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 
@@ -22,15 +21,7 @@ from remuda.providers.ssh import MANIFEST, make
 
 PROOF = Proof("ssh", True, "OpenSSH servers in network namespaces")
 
-STAND_IN = Path(__file__).with_name("agent_stand_in.py")
 pytestmark = pytest.mark.system
-
-
-def pack_stand_in() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("__main__.py", (1980, 1, 1, 0, 0, 0)), STAND_IN.read_bytes())
-    return buffer.getvalue()
 
 
 class SshPlace:

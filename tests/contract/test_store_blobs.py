@@ -1,6 +1,7 @@
 """Blobs are there whole, under their true hash, or not at all."""
 
 import errno
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from remuda.store.base import Full, Mismatch, NotFound
-from remuda.store.blobs import BlobStore
+from remuda.store.blobs import BlobStore, sweep_folders
 
 
 def name_of(data: bytes) -> str:
@@ -107,6 +108,21 @@ def test_a_sweep_keeps_what_is_wanted_or_young(store: BlobStore, tmp_path: Path)
     limit = datetime.fromtimestamp(now, UTC) - timedelta(hours=1)
     assert store.sweep({name_of(b"wanted")}, older_than=limit) == len(b"old") + 5
     assert files(tmp_path) == sorted([name_of(b"wanted"), name_of(b"young")])
+
+
+def test_parts_of_working_folders_that_no_job_has_are_forgotten_and_the_others_kept(store: BlobStore) -> None:
+    kept, lost = (json.dumps({"files": [{"path": "a", "sha256": name_of(x)}, {"path": "l", "link": "a"}]}).encode()
+                  for x in (b"kept", b"lost"))  # fmt: skip
+    for data in (kept, b"kept", lost, b"lost", b"young"):
+        store.put(name_of(data), [data])
+        if data != b"young":
+            os.utime(store.path(name_of(data)), (1000, 1000))
+    limit = datetime.fromtimestamp(2000, UTC)
+    store.put(name_of(b"no manifest"), [b"no manifest"])
+    assert sweep_folders(store, {name_of(kept), name_of(b"no manifest")}, older_than=limit) == 0
+    assert sweep_folders(store, {name_of(kept), "0" * 64}, older_than=limit) == len(lost) + len(b"lost")
+    assert store.missing([name_of(x) for x in (kept, b"kept", b"young")]) == []
+    assert store.missing([name_of(lost), name_of(b"lost")]) == [name_of(lost), name_of(b"lost")]
 
 
 def test_a_blob_put_again_is_young_again(store: BlobStore) -> None:

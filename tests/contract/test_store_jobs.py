@@ -145,7 +145,7 @@ async def test_a_job_keeps_its_project_and_name(store: Store) -> None:
 
 async def test_task_and_origin_can_be_completed_later(store: Store) -> None:
     job = await submit(store, "j1", origin=FULL_ORIGIN)
-    other = replace(job, reason="seen", origin=replace(FULL_ORIGIN, image_digest="sha256:1", snapshot="6" * 64))
+    other = replace(job, reason="seen", origin=replace(FULL_ORIGIN, commit="c" * 40, snapshot="6" * 64))
     await store.commit(Changes(jobs=[other]))
     await store.commit(Changes(jobs=[replace(other, reason="again", version=2)]))
     assert await store.job("j1") == replace(other, reason="again", version=3)

@@ -119,9 +119,9 @@ async def test_two_stores_share_the_work(store: SqlStore, url: str) -> None:
     await store.put_host(make_host())
     jobs = await asyncio.gather(*(submit((store, other)[i % 2], f"j{i:02}") for i in range(40)))
     assert {job.name for job in jobs} == {"train", *(f"train-{i}" for i in range(2, 41))}
-    changed = replace(jobs[0], origin=replace(jobs[0].origin, image_digest="new"))
+    changed = replace(jobs[0], origin=replace(jobs[0].origin, commit="new"))
     await other.commit(Changes(jobs=[changed]))
-    assert (await store.job("j00")).origin.image_digest == "new"
+    assert (await store.job("j00")).origin.commit == "new"
     await other.close()
 
 

@@ -280,11 +280,11 @@ async def test_two_stores_on_one_file_see_each_other(store: SqlStore, path: Path
     assert await other.job("j1") == job
     await asyncio.gather(*(submit(each, f"k{i}{j}") for i, each in enumerate((store, other)) for j in range(20)))
     assert len({j.name for j in (await other.list_jobs(None)).jobs}) == 41
-    changed = replace(job, origin=replace(job.origin, image_digest="new"))
+    changed = replace(job, origin=replace(job.origin, commit="new"))
     await other.commit(Changes(jobs=[changed]))
     with pytest.raises(Stale):
         await store.commit(Changes(jobs=[replace(job, reason="late")]))
-    assert (await store.job("j1")).origin.image_digest == "new"  # not the one remembered
+    assert (await store.job("j1")).origin.commit == "new"  # not the one remembered
     assert await other.installation() == await store.installation()
     await other.close()
 

@@ -7,8 +7,7 @@ interruptions, placement groups, reservations, price list and quotas' service. A
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -16,7 +15,10 @@ from typing import Any, Protocol
 from moto.ec2.models import ec2_backends
 from moto.ec2.models import instances as moto_instances
 from moto.ec2.models.instances import StateReason
-from tests.ec2.rules import TYPES, Answer, Hours, Rules, class_of, real_prices
+from tests.ec2.disks import Disk, Disks
+from tests.ec2.groups import Groups
+from tests.ec2.launches import check_request, list_groups, list_tagged
+from tests.ec2.rules import Answer, Hours, Rules, class_of, real_prices
 
 ACCOUNT = "123456789012"
 _FORGOTTEN = timedelta(hours=1)
@@ -27,6 +29,8 @@ class Machines(Protocol):
 
     def boot(self, life: "Life") -> None: ...
     def kill(self, life: "Life") -> None: ...
+    def plug(self, life: "Life", disk: Disk) -> None: ...
+    def unplug(self, life: "Life", disk: Disk) -> None: ...
     def notice(self, life: "Life", at: datetime) -> None:
         """A spot interruption is announced on the machine itself."""
 
@@ -44,6 +48,10 @@ class Life:
     launched_at: datetime
     visible_at: datetime
     user_data: bytes
+    tags: Mapping[str, str]
+    request: Mapping[str, str]  # as it was made
+    reservation: str
+    groups: Sequence[str]
     shut_at: datetime | None = None  # shutting down since
     taken_at: datetime | None = None  # will be interrupted
 
@@ -85,63 +93,66 @@ class Cloud:
         self.tokens: dict[tuple[str, str], tuple[str, bytes]] = {}
         self.placements: dict[tuple[str, str], dict[str, str]] = {}  # (region, name): tags
         self.calls: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, Mapping[str, str]]] = []  # of EC2: action and parameters
+        self.used: set[str] = set()  # IAM actions that were granted
         ids: dict[str, str] = {}
+        self.zone_ids: dict[str, str] = {}
         zones: dict[str, list[str]] = {}
         for region in self.regions:
             backend = self.backend(region)
             backend.reservations.clear()
-            for groups in backend.groups.values():
-                for group in [each for each in groups.values() if each.name != "default"]:
-                    del groups[group.id]
             backend.volumes.clear()
             for zone in backend.describe_availability_zones():
                 zones.setdefault(region, []).append(zone.name)
                 ids[zone.zone_id] = zone.name
+                self.zone_ids[zone.name] = zone.zone_id
             backend.tags.clear()
-            backend.describe_instances = self._shown(backend, type(backend).describe_instances)
-            backend.describe_tags = _quick_tags(backend, type(backend).describe_tags)
+        self.groups = Groups(vpcs=self.vpcs, used=self.group_in_use)
+        self._images: dict[str, frozenset[str]] = {}
+        self._facts: dict[str, Mapping[str, Any]] = {}
+        self._forget_at = self.hours.now()
         self.rules = Rules(zones=zones)
+        self.disks = Disks(zones=zones, now=self.hours.now, plug=self._plug, unplug=self._unplug)
         real_prices(self.rules, ids, self.hours.now() - timedelta(days=1))
 
     def backend(self, region: str) -> Any:
         return ec2_backends[ACCOUNT][region]
 
-    def _shown(self, backend: Any, describe: Any) -> Any:
-        """DescribeInstances without what was launched a moment ago."""
-
-        def shown(filters: Any = None) -> list[Any]:
-            filters, now, found = dict(filters or {}), self.hours.now(), []
-            gang, ours = filters.pop("tag:remuda:gang", None), filters.pop("tag:remuda:installation", None)
-            wanted = {
-                life.id
-                for life in self.lives.values()
-                if life.visible_at <= now
-                and (gang is None or life.gang in gang)
-                and (ours is None or life.installation in ours)
-            }
-            known = describe(backend, filters=filters) if filters else list(backend.reservations.values())
-            for reservation in known if wanted else ():
-                visible = copy(reservation)
-                visible.instances = [each for each in reservation.instances if each.id in wanted]
-                if visible.instances:
-                    found.append(visible)
-            return found
-
-        return shown
+    def shown(self, region: str, wanted: Mapping[str, Sequence[str]]) -> list[Life]:
+        """DescribeInstances, without what was launched a moment ago."""
+        now = self.hours.now()
+        return [
+            life for life in self.lives.values()
+            if life.region == region and life.visible_at <= now
+            and all(life.tags.get(name.removeprefix("tag:")) in values for name, values in wanted.items())
+        ]  # fmt: skip
 
     def tick(self) -> None:
         """Let happen what is due."""
         with self.lock:
             now = self.hours.now()
+            forget = now >= self._forget_at
+            if forget:
+                self._forget_at = now + timedelta(minutes=5)
             for life in list(self.lives.values()):
+                if life.state == "terminated":
+                    if forget and life.shut_at and now >= life.shut_at + _FORGOTTEN:
+                        self._forget(life)
+                    continue
                 if life.state == "pending" and now >= life.launched_at + self.rules.boot:
                     life.set_state("running", 16)
+                if life.lives and self._is_cleared(life, now):
+                    self.end(life, "Server.CapacityBlockExpired", "The capacity block is at its end")
                 if life.lives and life.taken_at is not None and now >= life.taken_at:
                     self.end(life, "Server.SpotInstanceTermination", "Spot instance termination")
                 if life.state == "shutting-down" and life.shut_at and now >= life.shut_at + self.rules.shutting_down:
                     life.set_state("terminated", 48)
-                if life.state == "terminated" and life.shut_at and now >= life.shut_at + _FORGOTTEN:
-                    self._forget(life)
+                    self.disks.let_go(life)
+
+    def _is_cleared(self, life: Life, now: datetime) -> bool:
+        """Whether it runs in a capacity block from which EC2 takes everything."""
+        held = next((each for each in self.rules.reserved if each.block and each.id == life.instance.reserved), None)
+        return held is not None and held.until is not None and now >= held.until - timedelta(minutes=30)
 
     def end(self, life: Life, code: str, message: str) -> None:
         """The instance goes; its disk and interfaces with it."""
@@ -182,12 +193,12 @@ class Cloud:
         """Everything that is there now and was not there at first, by kind."""
         self.tick()
         found: dict[str, list[str]] = {"instances": [life.id for life in self.lives.values() if life.lives]}
+        found["security groups"] = [group.name for group in self.groups.known.values()]
         found["placement groups"] = [name for _, name in self.placements]
         for region in self.regions:
             backend = self.backend(region)
-            groups = [group for each in backend.groups.values() for group in each.values() if group.name != "default"]
-            found.setdefault("security groups", []).extend(group.name for group in groups)
             found.setdefault("volumes", []).extend(backend.volumes)
+            found["volumes"] += [each.id for each in self.disks.known.values() if each.region == region]
             found.setdefault("key pairs", []).extend(backend.key_pairs)
         return {kind: names for kind, names in found.items() if names}
 
@@ -205,26 +216,27 @@ class Cloud:
 
     def check_launch(self, region: str, params: dict[str, str]) -> None:
         """Refuse as EC2 would; chooses the zone where the request names none. Raises Answer."""
-        kind, count = params.get("InstanceType", ""), int(params.get("MaxCount", "1"))
-        if kind not in TYPES:
-            raise Answer("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
-        if len(params.get("UserData", "")) > 16384 * 4 // 3 + 4:
-            raise Answer("InvalidParameterValue", "User data is limited to 16384 bytes")
-        image = params.get("ImageId", "")
-        if not self.backend(region).describe_images(filters={"image-id": [image]}):
-            raise Answer("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
+        check_request(self, region, params)
+        kind, count = params["InstanceType"], int(params["MaxCount"])
         market = _market(params)
         zone = params.get("Placement.AvailabilityZone") or self._zone_of_subnet(region, params)
         if zone and zone not in self.rules.zones[region]:
             raise Answer("InvalidParameterValue", f"Invalid availability zone: [{zone}]")
-        group = params.get("Placement.GroupName")
-        if group and (region, group) not in self.placements:
-            raise Answer("InvalidPlacementGroup.Unknown", f"The Placement Group '{group}' is unknown.")
+        subnet = self._zone_of_subnet(region, params)
+        if subnet and zone != subnet:
+            raise Answer("InvalidParameterValue", f"The subnet is in {subnet}, not in {zone}")
         self._check_quota(kind, count, market)
         reservation = params.get("CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId")
         if reservation:
-            self._check_reservation(reservation, kind, count)
-        zones = [zone] if zone else list(self.rules.zones[region])
+            self._check_reservation(reservation, kind, count, zone)
+        if (kind, zone) in self.rules.missing:
+            text = (
+                f"Your requested instance type ({kind}) is not supported in your requested Availability Zone ({zone})."
+            )
+            raise Answer("Unsupported", text)
+        zones = [
+            each for each in self.rules.zones[region] if zone in (None, each) and (kind, each) not in self.rules.missing
+        ]
         if market == "spot":
             zones = [each for each in zones if any(p.zone == each and p.type == kind for p in self.rules.spot)]
         rich = [
@@ -249,10 +261,16 @@ class Cloud:
                 "VcpuLimitExceeded", f"You have requested more vCPU capacity than your limit of {limit} allows"
             )
 
-    def _check_reservation(self, reservation: str, kind: str, count: int) -> None:
+    def _check_reservation(self, reservation: str, kind: str, count: int, zone: str | None) -> None:
         found = next((each for each in self.rules.reserved if each.id == reservation), None)
         if found is None or found.type != kind:
             raise Answer("InvalidCapacityReservationId.NotFound", f"{reservation} does not exist for {kind}")
+        if found.state != "active" or found.platform != "Linux/UNIX":
+            raise Answer("InvalidCapacityReservationState.Unavailable", f"{reservation} is {found.state}")
+        if found.until and self.hours.now() >= found.until - timedelta(minutes=30 if found.block else 0):
+            raise Answer("InvalidCapacityReservationState.Unavailable", f"{reservation} is at its end")
+        if zone not in (None, found.zone):
+            raise Answer("InvalidParameterValue", f"{reservation} is not in {zone}")
         if found.total - self.reserved_used(found.id) < count:
             raise Answer("ReservationCapacityExceeded", f"{reservation} has not enough instances")
 
@@ -268,16 +286,32 @@ class Cloud:
         )  # fmt: skip
 
     def vcpus(self, kind: str) -> int:
-        found = next(each for each in self.backend(self.regions[0]).instance_types if each["InstanceType"] == kind)
-        return int(found["VCpuInfo"]["DefaultVCpus"])
+        return int(self.facts(kind)["VCpuInfo"]["DefaultVCpus"])
+
+    def facts(self, kind: str) -> Mapping[str, Any]:
+        """What DescribeInstanceTypes says of a type."""
+        if not self._facts:
+            known = self.backend(self.regions[0]).instance_types
+            self._facts = {each["InstanceType"]: each for each in known}
+        return self._facts[kind]
+
+    def images(self, region: str) -> frozenset[str]:
+        """Machine images, as they were when somebody first asked."""
+        if region not in self._images:
+            self._images[region] = frozenset(each.id for each in self.backend(region).describe_images())
+        return self._images[region]
+
+    def vpcs(self, region: str) -> Sequence[str]:
+        """The default one first."""
+        found = self.backend(region).describe_vpcs()
+        return [each.id for each in sorted(found, key=lambda each: not each.is_default)]
 
     def launched(self, region: str, params: Mapping[str, str], before: Mapping[str, str], user_data: bytes) -> None:
         """moto has made the instances of this request: let their lives begin."""
         now = self.hours.now()
         reservation = next(reversed(self.backend(region).reservations.values()))
-        market = _market(params)
+        market, tags = _market(params), dict(list_tagged(before)).get("instance", {})
         for instance in reservation.instances:
-            tags = {tag["Key"]: tag["Value"] for tag in _tags(instance)}
             life = Life(
                 region=region,
                 instance=instance,
@@ -288,6 +322,10 @@ class Cloud:
                 launched_at=now,
                 visible_at=now + self.rules.hidden,
                 user_data=user_data,
+                tags=tags,
+                request=before,
+                reservation=reservation.id,
+                groups=list_groups(before),
             )
             instance.launch_time = now.replace(tzinfo=None)
             instance.lifecycle = "spot" if market == "spot" else None
@@ -309,6 +347,14 @@ class Cloud:
         subnet = params.get("SubnetId") or params.get("NetworkInterface.1.SubnetId")
         return str(self.backend(region).get_subnet(subnet).availability_zone) if subnet else None
 
+    def _plug(self, life: Any, disk: Disk) -> None:
+        if self.machines is not None:
+            self.machines.plug(life, disk)
+
+    def _unplug(self, life: Any, disk: Disk) -> None:
+        if self.machines is not None:
+            self.machines.unplug(life, disk)
+
     def _forget(self, life: Life) -> None:
         for reservation in list(self.backend(life.region).reservations.values()):
             if life.instance in reservation.instances:
@@ -320,33 +366,12 @@ class Cloud:
 
     def group_in_use(self, group: str) -> bool:
         """Whether an instance that is not gone yet has this security group."""
-        for life in self.lives.values():
-            if life.state != "terminated":
-                ids = {each.id for each in life.instance.security_groups}
-                ids |= {each.id for nic in life.instance.nics.values() for each in nic.group_set}
-                if group in ids:
-                    return True
-        return False
+        return any(group in life.groups for life in self.lives.values() if life.state != "terminated")
 
     def placement_in_use(self, region: str, name: str) -> bool:
         return any(
             life.state != "terminated" and life.region == region and life.gang == name for life in self.lives.values()
         )
-
-
-def _quick_tags(backend: Any, describe: Any) -> Any:
-    """moto looks through the tags of everything for those of one thing; what it asks mostly is answered at once."""
-
-    def quick(filters: Any = None) -> Any:
-        if not filters or set(filters) != {"resource-id"} or any("*" in each for each in filters["resource-id"]):
-            return describe(backend, filters)
-        return [
-            {"resource_id": each, "key": key, "value": value, "resource_type": "instance"}
-            for each in filters["resource-id"]
-            for key, value in backend.tags.get(each, {}).items()
-        ]
-
-    return quick
 
 
 def _market(params: Mapping[str, str]) -> str:
@@ -355,10 +380,3 @@ def _market(params: Mapping[str, str]) -> str:
 
 def _digest(params: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(sorted(params.items())).encode()).hexdigest()
-
-
-def _tags(instance: Any) -> list[dict[str, str]]:
-    return [
-        {"Key": str(t.get("Key", t.get("key"))), "Value": str(t.get("Value", t.get("value")))}
-        for t in instance.get_tags()
-    ]

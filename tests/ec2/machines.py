@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ec2.cloud import Cloud, Life
+from tests.ec2.disks import Disk
 from tests.ec2.server import Front, served
 from tests.system.hosts import Lab, lab_at
 
@@ -34,6 +35,9 @@ _INIT = """
 trap 'exit 0' TERM
 hostname {name}
 mount --bind {var} /var/lib
+mkdir -p /dev/disk
+mount --bind {disks} /dev/disk
+mount --bind {hosts} /etc/hosts
 PATH={bin}:$PATH; export PATH
 HOME={home}; export HOME
 cd /
@@ -57,12 +61,13 @@ class Machine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
-        for name in ("home", "var", "bin"):
+        for name in ("home", "var", "bin", "disks/by-id"):
             (self.folder / name).mkdir(parents=True)
         for name in ("shutdown", "poweroff", "halt"):
             (self.folder / "bin" / name).write_text(_SHUTDOWN)
             (self.folder / "bin" / name).chmod(0o755)
         (self.folder / "home/user-data").write_bytes(self.life.user_data)
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.life.id}\n")  # as its DNS says
         self._wire()
         self._serve_metadata()
         script = _INIT.format(
@@ -70,6 +75,8 @@ class Machine:
             home=self.folder / "home",
             var=self.folder / "var",
             bin=self.folder / "bin",
+            disks=self.folder / "disks",
+            hosts=self.folder / "hosts",
             log=self.log,
         )
         spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
@@ -186,6 +193,7 @@ class Booted:
     def __init__(self, cloud: Cloud, lab: Lab) -> None:
         self.cloud, self.lab = cloud, lab
         self.machines: dict[str, Machine] = {}
+        self._loops: dict[str, str] = {}
 
     def boot(self, life: Life) -> None:
         machine = Machine(self.lab, len(self.machines) + 1, life, self.cloud.shut_down_itself)
@@ -195,6 +203,30 @@ class Booted:
 
     def kill(self, life: Life) -> None:
         self.machines[life.id].kill()
+
+    def plug(self, life: Life, disk: Disk) -> None:
+        """A block device appears under the name that NVMe disks have. Its size is not the volume's."""
+        image = self.lab.root / f"{disk.id}.img"
+        with image.open("ab") as file:
+            file.truncate(64 << 20)
+        loop = _run("losetup", "-f", "--show", str(image)).strip()
+        self._loops[disk.id] = loop
+        self._name(life, disk).symlink_to(loop)
+
+    def unplug(self, life: Life, disk: Disk) -> None:
+        """The image keeps what was written."""
+        self._name(life, disk).unlink()
+        _run("losetup", "-d", self._loops.pop(disk.id))
+
+    def close(self) -> None:
+        for machine in self.machines.values():
+            machine.kill()
+        for loop in self._loops.values():
+            subprocess.run(["losetup", "-d", loop], check=False, capture_output=True)
+
+    def _name(self, life: Life, disk: Disk) -> Path:
+        name = f"nvme-Amazon_Elastic_Block_Store_{disk.id.replace('-', '')}"
+        return self.machines[life.id].folder / "disks/by-id" / name
 
     def notice(self, life: Life, at: datetime) -> None:
         self.machines[life.id].notice_at = at
@@ -229,13 +261,17 @@ def ec2_at(root: Path) -> Iterator[Ec2]:
         finally:
             over.set()
             clock.join(10)
-            for machine in booted.machines.values():
-                machine.kill()
+            booted.close()
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run([_IP, *arguments], capture_output=True, text=True, timeout=20, check=False)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    _run(_IP, *arguments)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout
 
 
 def _enter(space: str) -> None:

@@ -1,6 +1,5 @@
 """What makes the stand-in for EC2 behave: capacity, quotas, prices, who may do what, and what goes wrong."""
 
-import json
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -8,9 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from tests.ec2.grants import Grant, read_policy
+
 CATALOG = Path(__file__).parents[2] / "src/remuda/catalog/snapshot.db"
-TYPES = ("t3.medium", "m7i.large", "g4dn.xlarge", "g6.xlarge", "p4d.24xlarge", "p5.48xlarge")
-Fault = Callable[[str, str], str | None]  # service, action -> "throttle", "unavailable", "lose", "hang up" or None
+TYPES = ("t3.medium", "m7i.large", "g4dn.xlarge", "g6.xlarge", "p4d.24xlarge", "p5.48xlarge", "p6-b300.48xlarge")
+Fault = Callable[
+    [str, str], str | None
+]  # service, action -> "throttle", "unavailable", "lose", "hang up", "Code: text" or None
 
 
 class Answer(Exception):
@@ -40,6 +43,10 @@ class Reserved:
     zone: str
     total: int
     block: bool = False
+    until: datetime | None = None  # blocks have an end always
+    state: str = "active"
+    platform: str = "Linux/UNIX"
+    zone_name: str = ""  # as another account calls it that shares it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,8 +59,11 @@ class Rules:
     on_demand: dict[tuple[str, str], str] = field(default_factory=dict)  # (region, type): USD per hour
     spot: list[SpotPrice] = field(default_factory=list)
     reserved: list[Reserved] = field(default_factory=list)
-    allowed: frozenset[str] | None = None  # IAM actions; None: all
+    grants: Sequence[Grant] | None = None  # by IAM; None: everything is allowed
     fault: Fault | None = None
+    page: int = 1000  # entries of a list that one answer has
+    missing: set[tuple[str, str]] = field(default_factory=set)  # (type, zone): it is not there at all
+    parameters: dict[str, str] = field(default_factory=dict)  # the account's own of Systems Manager
     boot: timedelta = timedelta(seconds=5)
     hidden: timedelta = timedelta(seconds=3)  # how long DescribeInstances does not show what was launched
     shutting_down: timedelta = timedelta(seconds=10)
@@ -94,12 +104,8 @@ def real_prices(rules: Rules, zone_ids: Mapping[str, str], at: datetime) -> None
 
 
 def allow_only(rules: Rules, policy: str) -> None:
-    """Refuse whatever an IAM policy does not name."""
-    actions: list[str] = []
-    for statement in json.loads(policy)["Statement"]:
-        named = statement["Action"]
-        actions += [named] if isinstance(named, str) else named
-    rules.allowed = frozenset(actions)
+    """Refuse whatever an IAM policy does not allow."""
+    rules.grants = read_policy(policy)
 
 
 class Hours:

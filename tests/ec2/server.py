@@ -3,28 +3,32 @@
 import base64
 import io
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from xml.sax.saxutils import escape
 
 from moto.server import DomainDispatcherApplication, create_backend_app
-from tests.ec2.cloud import Cloud
-from tests.ec2.rules import Answer
+from tests.ec2.cloud import Cloud, Life
+from tests.ec2.grants import TAG, Target, permits, permits_tags
+from tests.ec2.launches import list_tagged
+from tests.ec2.pages import cut_json, cut_xml
+from tests.ec2.rules import TYPES, Answer
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _NS = "http://ec2.amazonaws.com/doc/2016-11-15/"
-_OURS_ONLY = frozenset({"TerminateInstances", "DeleteSecurityGroup", "DeletePlacementGroup"})
-_TAG = "remuda:installation"
 # Public parameters; moto has no deep-learning images, so that Amazon Linux stands for them.
 _IMAGES = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
     "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64",
 )
+_OWN = re.compile(r"TagSpecification|(NetworkInterface\.\d+\.)?SecurityGroupId|Placement\.GroupName|UserData")
 _NAMES = {"service-quotas": "servicequotas"}
 
 
@@ -49,6 +53,8 @@ class Front:
         with cloud.lock:
             cloud.tick()
             cloud.calls.append((service, action))
+            if service == "ec2":
+                cloud.requests.append((action, dict(params)))
             fault = cloud.rules.fault(service, action) if cloud.rules.fault else None
             try:
                 if fault == "hang up":
@@ -57,6 +63,8 @@ class Front:
                     raise Answer("RequestLimitExceeded", "Request limit exceeded.", 503)
                 if fault == "unavailable":
                     raise Answer("Unavailable", "The service is unavailable.", 503)
+                if fault and ": " in fault:
+                    raise Answer(*fault.split(": ", 1))
                 self._authorize(service, action, region, params)
                 content, kind = self._answer(service, action, region, params, body, environ)
             except Answer as error:
@@ -67,38 +75,44 @@ class Front:
         return [content]
 
     def _authorize(self, service: str, action: str, region: str, params: Mapping[str, str]) -> None:
-        allowed = self.cloud.rules.allowed
-        name = f"{_NAMES.get(service, service)}:{action}"
-        if allowed is None:
+        name, grants = f"{_NAMES.get(service, service)}:{action}", self.cloud.rules.grants
+        if grants is None:
             return
-        if name not in allowed or (_makes_tags(params) and "ec2:CreateTags" not in allowed):
+        if not permits(grants, name, list(self._targets(action, region, params))):
             raise Answer("UnauthorizedOperation", f"You are not authorized to perform {name}.", 403)
-        if action in _OURS_ONLY:
-            for tags in self._targets(action, region, params):
-                if _TAG not in tags:
-                    raise Answer("UnauthorizedOperation", f"{name}: the resource has no tag {_TAG}.", 403)
+        self.cloud.used.add(name)
+        if _makes_tags(params):
+            if not permits_tags(grants, action):
+                raise Answer("UnauthorizedOperation", f"You are not authorized to give tags with {name}.", 403)
+            self.cloud.used.add("ec2:CreateTags")
 
-    def _targets(self, action: str, region: str, params: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-        if action == "TerminateInstances":
-            for each in _list(params, "InstanceId"):
-                if each in self.cloud.lives:
-                    yield {_TAG: self.cloud.lives[each].installation} if self.cloud.lives[each].installation else {}
-        elif action == "DeletePlacementGroup":
-            yield self.cloud.placements.get((region, params["GroupName"]), {_TAG: ""})
-        else:
-            group = self.cloud.backend(region).get_security_group_from_id(params["GroupId"])
-            yield {str(t.get("Key", t.get("key"))): "" for t in group.get_tags()} if group else {_TAG: ""}
+    def _targets(self, action: str, region: str, params: Mapping[str, str]) -> Iterator[Target]:
+        """What is there already and would be changed. Of what does not exist the action itself tells that."""
+        cloud, nobody = self.cloud, {TAG: ""}
+        if action in ("TerminateInstances", "AttachVolume", "ModifyInstanceAttribute"):
+            for each in _list(params, "InstanceId") or [params["InstanceId"]]:
+                yield Target(kind="instance", tags=cloud.lives[each].tags if each in cloud.lives else nobody)
+        if action in ("AttachVolume", "DeleteVolume"):
+            disk = cloud.disks.known.get(params["VolumeId"])
+            yield Target(kind="volume", tags=disk.tags if disk else nobody)
+        if action == "DeletePlacementGroup":
+            yield Target(kind="placement-group", tags=cloud.placements.get((region, params["GroupName"]), nobody))
+        if action in ("DeleteSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
+            group = cloud.groups.known.get(params["GroupId"])
+            yield Target(kind="security-group", tags=group.tags if group else nobody)
 
     def _answer(
         self, service: str, action: str, region: str, params: dict[str, str], body: bytes, environ: dict[str, Any]
     ) -> tuple[bytes, str]:
-        own = getattr(self, f"_do_{action}", None)
-        if own is not None and service == "ec2":
-            return own(region, params, environ), "text/xml"
+        most = self.cloud.rules.page
         if service in ("pricing", "servicequotas", "ssm"):
             asked = json.loads(body)
-            return json.dumps(getattr(self, f"_tell_{action}")(region, asked)).encode(), "application/x-amz-json-1.1"
-        return self._ask_moto(environ, body), "text/xml"
+            told = getattr(self, f"_tell_{action}")(region, asked)
+            return cut_json(told, most, asked.get("NextToken", "")), "application/x-amz-json-1.1"
+        token = params.pop("NextToken", "")
+        own = getattr(self, f"_do_{action}", None) if service == "ec2" else None
+        content = own(region, params, environ) if own else self._ask_moto(environ, urlencode(params).encode())
+        return cut_xml(content, most, token), "text/xml"
 
     def _ask_moto(self, environ: dict[str, Any], body: bytes) -> bytes:
         """moto's answer to a request; its errors become ours."""
@@ -126,7 +140,8 @@ class Front:
         asked = dict(params)
         cloud.check_launch(region, params)
         user_data = base64.b64decode(params.get("UserData", ""))
-        content = self._ask_moto(environ, urlencode(params).encode())
+        plain = {name: each for name, each in params.items() if not _OWN.match(name)}  # what is kept here
+        content = self._ask_moto(environ, urlencode(plain).encode())
         cloud.launched(region, params, asked, user_data)
         content = content.replace(b"<code>16</code>", b"<code>0</code>").replace(
             b"<name>running</name>", b"<name>pending</name>"
@@ -152,10 +167,35 @@ class Front:
         )
         return _xml(action="TerminateInstances", inner=f"<instancesSet>{items}</instancesSet>")
 
+    def _do_DescribeInstances(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        reservations: dict[str, str] = {}
+        for life in self.cloud.shown(region, _filters(params)):
+            reservations[life.reservation] = reservations.get(life.reservation, "") + _show_instance(life)
+        items = "".join(
+            f"<item><reservationId>{each}</reservationId><groupSet/><instancesSet>{inner}</instancesSet></item>"
+            for each, inner in reservations.items()
+        )
+        return _xml(action="DescribeInstances", inner=f"<reservationSet>{items}</reservationSet>")
+
+    def _do_CreateSecurityGroup(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        group = self.cloud.groups.make(region, params, _tags_of(params))
+        return _xml(action="CreateSecurityGroup", inner=f"<return>true</return><groupId>{group.id}</groupId>")
+
+    def _do_DescribeSecurityGroups(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        items = self.cloud.groups.show(region, _filters(params))
+        return _xml(action="DescribeSecurityGroups", inner=f"<securityGroupInfo>{items}</securityGroupInfo>")
+
+    def _do_AuthorizeSecurityGroupIngress(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        self.cloud.groups.allow("in", params)
+        return _xml(action="AuthorizeSecurityGroupIngress", inner="<return>true</return>")
+
+    def _do_AuthorizeSecurityGroupEgress(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        self.cloud.groups.allow("out", params)
+        return _xml(action="AuthorizeSecurityGroupEgress", inner="<return>true</return>")
+
     def _do_DeleteSecurityGroup(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
-        if self.cloud.group_in_use(params["GroupId"]):
-            raise Answer("DependencyViolation", f"resource {params['GroupId']} has a dependent object")
-        return self._ask_moto(environ, urlencode(params).encode())
+        self.cloud.groups.delete(params["GroupId"])
+        return _xml(action="DeleteSecurityGroup", inner="<return>true</return>")
 
     def _do_DescribeSpotPriceHistory(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
         types, zone = _list(params, "InstanceType"), params.get("AvailabilityZone")
@@ -178,6 +218,24 @@ class Front:
         )
         return _xml(action="DescribeSpotPriceHistory", inner=f"<spotPriceHistorySet>{items}</spotPriceHistorySet>")
 
+    def _do_DescribeInstanceTypeOfferings(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        assert params["LocationType"] == "availability-zone"
+        patterns, rules = _filters(params).get("instance-type", ["*"]), self.cloud.rules
+        items = "".join(
+            f"<item><instanceType>{kind}</instanceType><locationType>availability-zone</locationType>"
+            f"<location>{zone}</location></item>"
+            for kind in TYPES
+            for zone in rules.zones[region]
+            if (kind, zone) not in rules.missing and any(fnmatchcase(kind, each) for each in patterns)
+        )
+        return _xml(
+            action="DescribeInstanceTypeOfferings", inner=f"<instanceTypeOfferingSet>{items}</instanceTypeOfferingSet>"
+        )
+
+    def _do_DescribeRegions(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        items = "".join(f"<item><regionName>{each}</regionName></item>" for each in self.cloud.regions)
+        return _xml(action="DescribeRegions", inner=f"<regionInfo>{items}</regionInfo>")
+
     def _do_CreatePlacementGroup(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
         name = params["GroupName"]
         if (region, name) in self.cloud.placements:
@@ -195,13 +253,10 @@ class Front:
         return _xml(action="DeletePlacementGroup", inner="<return>true</return>")
 
     def _do_DescribePlacementGroups(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
-        wanted = {
-            params[f"Filter.{n}.Name"].removeprefix("tag:"): params[f"Filter.{n}.Value.1"]
-            for n in range(1, 9) if f"Filter.{n}.Name" in params
-        }  # fmt: skip
+        wanted = {name.removeprefix("tag:"): values for name, values in _filters(params).items()}
         items = ""
         for (where, name), tags in self.cloud.placements.items():
-            if where == region and all(tags.get(key) == value for key, value in wanted.items()):
+            if where == region and all(tags.get(key) in values for key, values in wanted.items()):
                 inner = "".join(
                     f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>" for k, v in tags.items()
                 )
@@ -214,7 +269,11 @@ class Front:
     def _do_DescribeCapacityReservations(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
         items = "".join(
             f"<item><capacityReservationId>{each.id}</capacityReservationId><instanceType>{each.type}</instanceType>"
-            f"<availabilityZone>{each.zone}</availabilityZone><state>active</state>"
+            f"<availabilityZone>{each.zone_name or each.zone}</availabilityZone><state>{each.state}</state>"
+            f"<availabilityZoneId>{self.cloud.zone_ids[each.zone]}</availabilityZoneId>"
+            f"<instancePlatform>{each.platform}</instancePlatform><tenancy>default</tenancy>"
+            f"<endDateType>{'limited' if each.until else 'unlimited'}</endDateType>"
+            f"{f'<endDate>{_time(each.until)}</endDate>' if each.until else ''}"
             f"<totalInstanceCount>{each.total}</totalInstanceCount>"
             f"<availableInstanceCount>{each.total - self.cloud.reserved_used(each.id)}</availableInstanceCount>"
             f"<instanceMatchCriteria>targeted</instanceMatchCriteria>"
@@ -226,13 +285,47 @@ class Front:
             action="DescribeCapacityReservations", inner=f"<capacityReservationSet>{items}</capacityReservationSet>"
         )
 
+    # Volumes
+
+    def _do_CreateVolume(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        disk = self.cloud.disks.make(region, params, _tags_of(params))
+        inner = f"<volumeId>{disk.id}</volumeId><size>{disk.size_gib}</size><status>creating</status>"
+        return _xml(action="CreateVolume", inner=f"{inner}<availabilityZone>{disk.zone}</availabilityZone>")
+
+    def _do_DescribeVolumes(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        items = self.cloud.disks.show(region, _filters(params))
+        return _xml(action="DescribeVolumes", inner=f"<volumeSet>{items}</volumeSet>")
+
+    def _do_AttachVolume(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        life = self.cloud.lives.get(params["InstanceId"])
+        disk = self.cloud.disks.attach(params["VolumeId"], life, params["Device"])
+        inner = f"<volumeId>{disk.id}</volumeId><instanceId>{params['InstanceId']}</instanceId>"
+        return _xml(action="AttachVolume", inner=f"{inner}<status>attaching</status>")
+
+    def _do_DeleteVolume(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        self.cloud.disks.delete(params["VolumeId"])
+        return _xml(action="DeleteVolume", inner="<return>true</return>")
+
+    def _do_ModifyInstanceAttribute(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+        life = self.cloud.lives.get(params["InstanceId"])
+        if life is None:
+            raise Answer("InvalidInstanceID.NotFound", f"The instance ID '{params['InstanceId']}' does not exist")
+        device = params["BlockDeviceMapping.1.DeviceName"]
+        disk = next((each for each in self.cloud.disks.of(life) if each.device == device), None)
+        if disk is None:
+            raise Answer("InvalidInstanceAttributeValue", f"No device is currently mapped at {device}")
+        disk.goes = params["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
+        return _xml(action="ModifyInstanceAttribute", inner="<return>true</return>")
+
     # Other services
 
     def _tell_GetParameter(self, region: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        if asked["Name"] not in _IMAGES:
-            raise Answer("ParameterNotFound", asked["Name"])
-        image = next(iter(self.cloud.backend(region).describe_images()))
-        return {"Parameter": {"Name": asked["Name"], "Type": "String", "Value": image.id}}
+        name = asked["Name"]
+        own = self.cloud.rules.parameters.get(name)
+        if own is None and name not in _IMAGES:
+            raise Answer("ParameterNotFound", name)
+        value = own or next(iter(self.cloud.backend(region).describe_images())).id
+        return {"Parameter": {"Name": name, "Type": "String", "Value": value}}
 
     def _tell_GetProducts(self, region: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         wanted = {each["Field"]: each["Value"] for each in asked["Filters"]}
@@ -246,7 +339,12 @@ class Front:
         return {"FormatVersion": "aws_v1", "PriceList": found}
 
     def _tell_ListServiceQuotas(self, region: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        quotas = [("Running On-Demand P instances", "P", "on-demand"), ("All P Spot Instance Requests", "P", "spot")]
+        quotas = [
+            ("Running On-Demand P instances", "P", "on-demand"),
+            ("All P5 Spot Instance Requests", "P", "spot"),
+            ("Running On-Demand G and VT instances", "G", "on-demand"),
+            ("All G and VT Spot Instance Requests", "G", "spot"),
+        ]
         return {
             "Quotas": [
                 {"ServiceCode": "ec2", "QuotaName": name, "Value": float(self.cloud.rules.quota(kind, market))}
@@ -297,15 +395,39 @@ def _list(params: Mapping[str, str], name: str) -> list[str]:
     return [params[f"{name}.{n}"] for n in range(1, 1001) if f"{name}.{n}" in params]
 
 
+def _filters(params: Mapping[str, str]) -> dict[str, list[str]]:
+    return {
+        params[f"Filter.{n}.Name"]: _list(params, f"Filter.{n}.Value")
+        for n in range(1, 9)
+        if f"Filter.{n}.Name" in params
+    }
+
+
+def _show_instance(life: Life) -> str:
+    """One item of DescribeInstances."""
+    told, reason = life.instance, life.instance.state_reason
+    fields = {
+        "instanceId": life.id, "imageId": told.image_id, "instanceType": life.type, "amiLaunchIndex": life.index,
+        "launchTime": _time(life.launched_at), "privateIpAddress": told.private_ip, "rootDeviceName": "/dev/xvda",
+        "reason": getattr(told, "_reason", ""), "instanceLifecycle": "spot" if life.market == "spot" else "",
+    }  # fmt: skip
+    inner = "".join(
+        f"<{name}>{escape(str(value))}</{name}>" for name, value in fields.items() if value not in ("", None)
+    )
+    inner += f"<instanceState><code>{told._state.code}</code><name>{life.state}</name></instanceState>"
+    inner += f"<placement><availabilityZone>{life.zone}</availabilityZone></placement>"
+    if reason is not None and reason.code:
+        inner += f"<stateReason><code>{reason.code}</code><message>{escape(reason.message)}</message></stateReason>"
+    tags = "".join(f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>" for k, v in life.tags.items())
+    return f"<item>{inner}<tagSet>{tags}</tagSet></item>"
+
+
 def _makes_tags(params: Mapping[str, str]) -> bool:
     return "TagSpecification.1.ResourceType" in params
 
 
 def _tags_of(params: Mapping[str, str]) -> dict[str, str]:
-    prefix = "TagSpecification.1.Tag."
-    return {
-        params[f"{prefix}{n}.Key"]: params[f"{prefix}{n}.Value"] for n in range(1, 51) if f"{prefix}{n}.Key" in params
-    }
+    return next((tags for _, tags in list_tagged(params)), {})
 
 
 def _xml(*, action: str, inner: str) -> bytes:

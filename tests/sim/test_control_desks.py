@@ -10,21 +10,36 @@ from typing import TypeVar
 
 import pytest
 
+from remuda.control.agents.desk import AgentDesk, Supplies
 from remuda.control.clock import VirtualClock, run_virtual
 from remuda.control.desk import JobIds, NotHonoured, TooLate, gang_name
 from remuda.control.plant import Plant, Surroundings
-from remuda.domain.jobs import Job, JobPhase, Node, NodePhase, Origin, Outcome
-from remuda.domain.messages import Ack, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
-from remuda.domain.tasks import Checkpoint, Resources, Schedule, Span, SpotPolicy, Task, Webhook, Window
+from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Origin, Outcome
+from remuda.domain.messages import Ack, CheckpointWork, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Checkpoint, Limits, Resources, Schedule, Span, SpotPolicy, Task, Webhook, Window
+from remuda.domain.units import Money
 from remuda.providers.base import Carrier, GangSpec, GangState, Manifest
 from remuda.providers.fake import MANIFEST
 from remuda.providers.fake.cloud import FakeCloud
 from remuda.providers.fake.script import DEFAULT, Fate, Script
+from remuda.providers.fake.script import Span as Blackout
 from remuda.sim.stage import START
+from remuda.store.base import Changes
 from remuda.store.memory import MemoryStore
 
 T = TypeVar("T")
+
+
+async def no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+    return {}
+
+
 HOST = HostFacts(hostname="h")
+STRAY = GangSpec(
+    name="rm-x-stray", installation="test", offer=DEFAULT.offers[2], nodes=1,
+    carrier=Carrier(address="a", token="t"), lease=timedelta(hours=1),
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -61,11 +76,12 @@ def in_house(
     story: Callable[[House], Awaitable[T]],
     fates: Sequence[Fate] = (Fate(boots=False),) * 9,
     manifest: Manifest = MANIFEST,
+    offers: tuple[Offer, ...] = DEFAULT.offers,
 ) -> T:
     async def main() -> T:
         clock = VirtualClock(START)
         store = MemoryStore(make_id=lambda: "test")
-        cloud = FakeCloud(manifest, Script(offers=DEFAULT.offers, launches=tuple(fates)), clock.now)
+        cloud = FakeCloud(manifest, Script(offers=offers, launches=tuple(fates)), clock.now)
         posts: list[tuple[str, dict[str, object]]] = []
 
         async def post(url: str, body: bytes) -> str:
@@ -112,6 +128,38 @@ def test_a_claim_is_granted_once_and_the_same_nonce_gets_the_same_answer() -> No
         assert go.work.secrets == {"TOKEN": "secret of default"}
         assert "secret of" not in repr(go)
         assert go.lease == job.task.limits.unattended
+
+    in_house(story)
+
+
+def test_a_claim_is_answered_before_a_large_checkpoint_is_where_the_work_starts() -> None:
+    """An agent that hears nothing for half a minute takes the server for dead."""
+    brought: list[str] = []
+
+    async def slow(job: Job, attempt: Attempt) -> CheckpointWork:
+        await asyncio.sleep(100)
+        brought.append(attempt.id)
+        return CheckpointWork(path="c", sync=True)
+
+    async def story(house: House) -> None:
+        job = await house.submit(secrets=(), checkpoint=Checkpoint(path="c"))
+        await house.wait()
+        gang, plain = await house.gang(job), house.plant.agents
+        supplies = Supplies(open_secrets=no_secrets, checkpoint=slow, accelerators=lambda job, attempt: 0)
+        desk = AgentDesk(house.store, house.clock, house.plant.hint, supplies)
+        answer: Go | Wait | Refused | None = None
+        while not isinstance(answer, Go):
+            asked = house.clock.now()
+            answer = await desk.claim(gang, 0, "n", "1.1.1.1", HOST)
+            assert house.clock.now() - asked < timedelta(seconds=20)
+            await house.wait(1)
+        assert answer.work.checkpoint == CheckpointWork(path="c", sync=True)
+        assert len(brought) == 1, "it went on between the claims"
+        unheard = asyncio.create_task(desk.claim(gang, 0, "n", "1.1.1.1", HOST))
+        await house.wait()
+        await desk.close()
+        assert isinstance(await unheard, Wait), "the next server is asked"
+        assert isinstance(await plain.claim(gang, 0, "n", "1.1.1.1", HOST), Go)
 
     in_house(story)
 
@@ -254,11 +302,7 @@ def test_ids_made_in_one_moment_still_grow() -> None:
 
 def test_a_sweep_wants_two_witnesses() -> None:
     async def story(house: House) -> None:
-        stray = GangSpec(
-            name="rm-x-stray", installation="test", offer=DEFAULT.offers[2], nodes=1,
-            carrier=Carrier(address="a", token="t"), lease=timedelta(hours=1),
-        )  # fmt: skip
-        await house.cloud.launch(stray)
+        await house.cloud.launch(STRAY)
         job = await house.submit()
         await house.wait()
         sweeper = house.plant.sweeper
@@ -277,13 +321,88 @@ def test_a_sweep_wants_two_witnesses() -> None:
     in_house(story)
 
 
-def test_down_stops_every_job_and_removes_what_nobody_knows() -> None:
+def test_what_is_left_of_an_attempt_that_is_over_goes_when_two_looks_agree() -> None:
+    """The age of its nodes is no witness, for it was wanted a moment ago; a look that misses it begins anew."""
+
     async def story(house: House) -> None:
-        stray = GangSpec(
-            name="rm-x-stray", installation="test", offer=DEFAULT.offers[2], nodes=1,
+        job = await house.submit()
+        await house.wait()
+        await house.plant.down()
+        await house.wait(60)
+        (over,) = await house.store.attempts(job.id)
+        assert over.phase is AttemptPhase.ENDED
+        await house.store.commit(Changes(attempts=[replace(over, gang="rm-x-late")]))
+        late = GangSpec(
+            name="rm-x-late", installation="test", offer=DEFAULT.offers[2], nodes=1,
             carrier=Carrier(address="a", token="t"), lease=timedelta(hours=1),
         )  # fmt: skip
-        await house.cloud.launch(stray)
+        await house.cloud.launch(late)
+        await house.wait(150)  # longer than its place may hide it
+
+        async def look() -> list[tuple[str, bool, bool]]:
+            swept = await house.plant.sweeper.sweep(remove=True)
+            return [(found.gang, found.sure, found.removed) for found in swept.strays]
+
+        script = house.cloud.script
+        assert await look() == [("rm-x-late", False, False)]
+        house.cloud.script = replace(script, blackouts=(Blackout(at_s=0, for_s=10_000),))
+        assert await look() == []
+        house.cloud.script = script
+        await house.wait(130)
+        for _ in range(2):  # the second look comes while its place might still hide a gang
+            assert await look() == [("rm-x-late", False, False)]
+            await house.wait(65)
+        assert await look() == [("rm-x-late", True, True)]
+
+    in_house(story)
+
+
+def test_leases_end_before_the_budget_does_whatever_was_spent_before() -> None:
+    """40 cents an hour: the budget pays for an hour, and the end takes 15 s of it."""
+
+    async def story(house: House) -> None:
+        job = await house.submit(limits=Limits(budget=Money(400_000)))
+        await house.wait(900)
+        first, second = await house.store.attempts(job.id)
+        assert first.outcome is Outcome.PREEMPTED
+        used, bought = (life.started_at for life in house.cloud.lives())
+        assert first.ended_at is not None
+        left = timedelta(seconds=3585) - (first.ended_at - used)
+        leases = [gang.spec.lease for gang in house.cloud.gang_list]
+        assert leases[0] == timedelta(seconds=3585)
+        assert abs(leases[1] - left) < timedelta(seconds=2)
+        until = house.clock.now() + await house.plant.agents.lease(second.gang)
+        assert abs(until - (bought + left)) < timedelta(seconds=2)
+        charges = await house.store.charges(job.id)
+        told = max(charge.until for charge in charges if charge.attempt_id == second.id)
+        assert house.clock.now() - told <= timedelta(seconds=60)  # what is spent is told while it is spent
+
+    in_house(story, (Fate(boots=False, preempted_after_s=600), Fate(boots=False)), offers=DEFAULT.offers[2:])
+
+
+def test_a_gang_that_is_kept_waits_when_all_of_its_agents_do() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit(nodes=2, keep=timedelta(minutes=10))
+        await house.wait()
+        gang = await house.gang(job)
+        for rank in (0, 1):
+            await house.plant.agents.claim(gang, rank, "n", "a", HOST)
+        for rank in (0, 1):
+            over = house.message(2, MessageKind.EXITED, outcome=Outcome.SUCCEEDED, exit_code=0)
+            await house.report(gang, house.message(1, MessageKind.RUNNING), over, rank=rank)
+        await house.wait()
+        (kept,) = await house.store.attempts(job.id)
+        assert kept.phase is AttemptPhase.KEPT
+        for rank, all_wait in ((0, False), (1, True)):
+            assert isinstance(await house.plant.agents.claim(gang, rank, "next", "a", HOST), Wait)
+            assert house.plant.agents.waits(kept) is all_wait
+
+    in_house(story)
+
+
+def test_down_stops_every_job_and_removes_what_nobody_knows() -> None:
+    async def story(house: House) -> None:
+        await house.cloud.launch(STRAY)
         for _ in range(3):
             await house.submit()
         await house.wait()
@@ -432,3 +551,16 @@ def test_a_checkpoint_that_takes_longer_than_the_places_notice_is_told_of_once(r
         assert all("took 3m20s" in text and "2m00s of notice" in text for text in warned)
 
     in_house(story, manifest=replace(MANIFEST, notice=timedelta(minutes=2)))
+
+
+def test_what_a_stopped_job_never_bought_is_free_for_the_next_at_once() -> None:
+    async def story(house: House) -> None:
+        job = await house.submit()
+        while not await house.store.attempts(job.id):
+            await asyncio.sleep(0)
+        await house.plant.jobs.stop("default", job.id, "changed my mind")
+        next_one = await house.submit(name="next")
+        await house.wait(10)
+        assert house.cloud.gang_list[0].spec.name == await house.gang(next_one), "the first was never launched"
+
+    in_house(story, offers=(replace(DEFAULT.offers[0], capacity=1),))

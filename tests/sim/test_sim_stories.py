@@ -9,9 +9,9 @@ from tests.sim.story_checks import check_all, tell
 from remuda.domain.jobs import JobPhase, Outcome
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.places import Host
-from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Schedule, SpotPolicy, Task
+from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Schedule, SpotPolicy, Task, Work
 from remuda.domain.units import HourlyRate, Money
-from remuda.providers.fake.script import Fate, Removal, Reply, Script, Span
+from remuda.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
 from remuda.sim.stage import START, play
 from remuda.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
 
@@ -35,8 +35,10 @@ def tell_story(*tasks: Task, offers: tuple[Offer, ...] = (CHEAP, DEAR), **more: 
     launches = more.pop("launches", ())
     removals = more.pop("removals", ())
     storms = more.pop("storms", ())
+    prices = more.pop("prices", ())
     submissions = more.pop("submissions", tuple(Submission(task=item) for item in tasks))
-    script = Script(offers=offers, hosts=(HERE,), launches=launches, removals=removals, storms=storms)  # type: ignore[arg-type]
+    events = {"launches": launches, "removals": removals, "storms": storms, "prices": prices}
+    script = Script(offers=offers, hosts=(HERE,), **events)  # type: ignore[arg-type]
     story = Story(submissions=submissions, script=script, **more)  # type: ignore[arg-type]
     ending = play(story)
     check_all(ending)
@@ -71,6 +73,27 @@ def test_no_capacity_is_found_at_the_next_best_place_at_once() -> None:
     assert outcomes(tale) == [Outcome.CAPACITY, Outcome.SUCCEEDED]
     assert places(tale) == ["cheap", "dear"]
     assert tale.attempts[1].created_at - tale.attempts[0].created_at < timedelta(seconds=2)
+
+
+def test_what_a_place_never_started_is_not_waited_for_when_the_job_is_stopped_meanwhile() -> None:
+    """The stop is written while the launch is on its way, so the place's no meets a row that has changed."""
+    stop = Intervention(wish=Wish.STOP, job=0, at_s=10)
+    ending = tell_story(task(), launches=(Fate(reply=Reply.NO_CAPACITY, latency_s=30),), interventions=(stop,))
+    assert only(ending).job.phase is JobPhase.STOPPED
+    assert ending.at - START < timedelta(minutes=2), "and not the two minutes in which a gang may be hidden"
+
+
+def test_a_place_that_took_a_node_back_is_asked_anew_before_the_next_try() -> None:
+    """Its offers were read two seconds before, for another job, and are kept for five."""
+    dearer = PriceChange(offer=SPOT.key, at_s=899, rate=HourlyRate(3_000_000))
+    wishes = (Submission(task=task(3600, resources=Resources(spot=SpotPolicy.AUTO))), Submission(task=task(), at_s=898))
+    ending = tell_story(
+        submissions=wishes, launches=(Fate(preempted_after_s=900),), offers=(SPOT, CHEAP), prices=(dearer,)
+    )
+    tale = ending.tales[0]
+    taken = next(event.at for event in tale.events if event.kind == "preempted")
+    assert taken - START < timedelta(seconds=902)
+    assert places(tale) == ["spot", "cheap"], tell(tale)
 
 
 def test_a_lost_reply_buys_nothing_twice() -> None:
@@ -173,6 +196,7 @@ def test_a_budget_is_kept_to_the_cent() -> None:
     assert tale.job.phase is JobPhase.FAILED
     assert outcomes(tale) == [Outcome.LIMIT]
     assert 1_980_000 < spent <= 2_000_000
+    assert [event.kind for event in tale.events].count("limit") == 1, tell(tale)
 
 
 def test_a_budget_holds_even_while_the_server_is_gone() -> None:
@@ -180,6 +204,15 @@ def test_a_budget_holds_even_while_the_server_is_gone() -> None:
     down = tuple(Crash(call=call, when=When.BEFORE, down_s=40_000) for call in (60,))
     tale = only(tell_story(task(90_000, limits=Limits(budget=Money(2_000_000))), crashes=down))
     assert sum(charge.amount.micros for charge in tale.charges) <= 2_010_000
+
+
+@pytest.mark.parametrize("call", [200, 400])
+def test_a_budget_is_kept_by_a_new_server_whose_places_do_not_answer(call: int) -> None:
+    """No look says what the gang has cost since the last one: it is taken to bill from its launch on."""
+    storm, death = Span(at_s=300, for_s=20_000), Crash(call=call, when=When.BEFORE)
+    tale = only(tell_story(task(90_000, limits=Limits(budget=Money(2_000_000))), storms=(storm,), crashes=(death,)))
+    limit = next(event.at for event in tale.events if event.kind == "limit")
+    assert timedelta(seconds=7000) < limit - START < timedelta(seconds=7200), tell(tale)
 
 
 def test_a_duration_counts_all_tries_and_a_deadline_the_waiting_too() -> None:
@@ -271,3 +304,38 @@ def test_the_server_may_die_at_every_single_step(when: When) -> None:
             assert only(ending).job.phase is JobPhase.DONE, tell(only(ending))
     crashes = tuple(Crash(call=call, when=when, down_s=7) for call in range(3, 200, 3))
     check_all(play(Story(submissions=(Submission(task=task(200)),), script=script, crashes=crashes)))
+
+
+WISHES = (Resources(instance="dear", disk_gib=10), Resources(instance="cheap"))
+
+
+def choice(*wishes: Resources, ordered: bool) -> Resources:
+    return replace(wishes[0], any_of=wishes, ordered=ordered)
+
+
+def test_of_several_wishes_the_cheapest_is_taken_unless_they_have_an_order() -> None:
+    tale = only(tell_story(task(resources=choice(*WISHES, ordered=False))))
+    assert places(tale) == ["cheap"]
+    assert tale.job.task.resources == replace(WISHES[1], any_of=WISHES)
+    assert places(only(tell_story(task(resources=choice(*WISHES, ordered=True))))) == ["dear"]
+
+
+def test_of_several_wishes_the_one_that_finishes_at_the_least_cost_is_taken() -> None:
+    fast = replace(DEAR, vcpus=16, rate=HourlyRate(1_500_000))
+    work = Work(samples=36000.0, rates={"cpu:8": 10.0, "cpu:16": 20.0})
+    wishes = choice(Resources(instance="cheap"), Resources(instance="dear"), ordered=False)
+    assert places(only(tell_story(task(resources=wishes, work=work), offers=(CHEAP, fast)))) == ["dear"]
+
+
+def test_a_wish_that_cannot_be_had_makes_room_for_the_next_one_and_comes_again() -> None:
+    none, taken = Fate(reply=Reply.NO_CAPACITY), Fate(preempted_after_s=300)
+    tale = only(tell_story(task(resources=choice(*WISHES, ordered=True)), launches=(none, taken)))
+    assert places(tale) == ["dear", "cheap", "dear"]
+    tale = only(tell_story(task(resources=choice(*WISHES, ordered=True)), offers=(CHEAP,)))
+    assert places(tale) == ["cheap"]
+
+
+def test_a_job_none_of_whose_wishes_can_ever_be_had_says_so_of_each() -> None:
+    tale = only(tell_story(task(resources=choice(Resources(instance="a"), Resources(cpus_min=99), ordered=True))))
+    assert tale.job.phase is JobPhase.FAILED
+    assert "; or No offer: " in tale.job.reason

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 
 from tests.sim.story_checks import check_all, tell
 
@@ -217,6 +218,21 @@ def test_no_gang_is_started_for_a_job_that_may_not_be_preempted_again() -> None:
     assert len(tale.attempts) == 1
 
 
+def test_a_move_counts_against_no_limit_of_preemptions() -> None:
+    job = task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY), retry=Retry(preemption=1))
+    fates = Fate(advised_after_s=3000, preempted_after_s=9000, notice_s=0), Fate(preempted_after_s=3000, notice_s=0)
+    tale = tell_story(job, *fates, offers=(SPOT, SPOT_B))
+    assert tale.job.phase is JobPhase.DONE, tell(tale)
+    assert tale.job.retries == {"advice": 1, "move": 1, "preemption": 1}
+
+
+def test_a_job_that_was_interrupted_has_only_the_rest_to_do_before_its_deadline() -> None:
+    job = task(hours=4, deadline=6.5 * HOUR, resources=Resources(spot=SpotPolicy.NEVER))
+    tale = tell_story(job, Fate(preempted_after_s=3 * 3600, notice_s=0), offers=(FIXED,))
+    assert len(tale.attempts) == 2, tell(tale)
+    assert in_time(tale)
+
+
 def test_what_an_attempt_before_has_spent_counts_against_the_budget() -> None:
     limits = Limits(budget=Money(600_000))
     tale = tell_story(task(limits=limits, work=None), Fate(preempted_after_s=5400), offers=(SPOT,))
@@ -224,3 +240,82 @@ def test_what_an_attempt_before_has_spent_counts_against_the_budget() -> None:
     spent = [sum(c.amount.micros for c in tale.charges if c.attempt_id == each.id) for each in tale.attempts]
     assert spent[0] > 400_000
     assert 590_000 < sum(spent) <= 600_000, tell(tale)
+
+
+def test_a_gang_that_is_said_to_be_at_risk_saves_and_leaves_for_spot_of_about_the_price() -> None:
+    fate = Fate(advised_after_s=3000, preempted_after_s=6000, notice_s=0)
+    offers = (SPOT, FIXED, SPOT_B, FIXED_B)
+    for job in (task(), task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))):
+        ending = play_story(job, fate, offers=offers)
+        tale = only(ending)
+        assert bought(tale) == [("a", "spot", Outcome.PREEMPTED), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+        kinds = [event.kind for event in tale.events if event.attempt in (1, 2)]
+        assert [kind for kind in kinds if kind in ("advice", "relief", "handover", "takeover")] == [
+            "advice",
+            "relief",
+            "handover",
+            "takeover",
+        ]
+        at = {event.kind: event.at for event in tale.events}
+        saved = [event.at for event in tale.events if event.kind == "checkpoint" and event.at >= at["advice"]]
+        assert saved[0] - at["advice"] < timedelta(seconds=5), "it saves at once"
+        [relief] = [event for event in tale.events if event.kind == "relief"]
+        assert "at risk" in relief.text
+        assert at["takeover"] - START < timedelta(seconds=6000), "before the place took it"
+        first, second = [(since, until) for _, _, since, until in ending.cloud.storage.work]
+        assert first[1] is not None
+        assert second[0] - first[1] < timedelta(seconds=15)
+        assert Sight.TAKEN not in {seen.sight for seen in tale.sights}
+
+
+def test_places_that_say_again_and_again_that_they_are_at_risk_do_not_keep_a_job_moving() -> None:
+    zones = [replace(SPOT_B, zone=zone, rate=SPOT.rate) for zone in "bcdefgh"]
+    advised = tuple(Fate(advised_after_s=400) for _ in range(60))
+    job = task(hours=8, limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))
+    tale = tell_story(job, *advised, offers=(SPOT, *zones))
+    assert tale.job.phase is JobPhase.DONE
+    moves = [event.at for event in tale.events if event.kind == "takeover"]
+    assert 2 < len(moves) < 9, tell(tale)
+    stays = [later - earlier for earlier, later in pairwise(moves)]
+    assert stays[-1] > 2 * stays[1]
+
+
+def test_a_gang_at_risk_stays_where_no_other_spot_is_there_for_about_its_price_and_says_so_once() -> None:
+    dear = (replace(SPOT_B, rate=HourlyRate(600_000)), FIXED_B)
+    for job in (task(), task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))):
+        tale = tell_story(job, Fate(advised_after_s=3000), offers=(SPOT, FIXED, *dear))
+        assert bought(tale) == [("a", "spot", Outcome.SUCCEEDED)], tell(tale)
+        [stays] = [event for event in tale.events if event.kind == "stays"]
+        assert "at risk" in stays.text
+
+
+def test_work_that_saves_nothing_is_not_moved_when_it_is_at_risk() -> None:
+    job = task(hours=1, deadline=12 * HOUR, checkpoint=None)
+    tale = tell_story(job, Fate(advised_after_s=1000), offers=(SPOT, FIXED, SPOT_B, FIXED_B))
+    assert bought(tale) == [("a", "spot", Outcome.SUCCEEDED)], tell(tale)
+
+
+def test_on_demand_is_left_for_on_demand_that_became_cheaper_elsewhere() -> None:
+    """Its spot is sold out everywhere, and so much slack is not left that waiting for it would do."""
+    change = PriceChange(offer=FIXED_B.key, at_s=3600, rate=HourlyRate(400_000))
+    offers = (FIXED, replace(FIXED_B, rate=HourlyRate(1_100_000)), replace(SPOT, capacity=0))
+    tale = tell_story(task(hours=3, deadline=timedelta(hours=3.6)), offers=offers, prices=(change,))
+    assert bought(tale) == [("a", "on-demand", Outcome.PREEMPTED), ("b", "on-demand", Outcome.SUCCEEDED)], tell(tale)
+    [relief] = [event for event in tale.events if event.kind == "relief"]
+    assert "on-demand is cheaper elsewhere" in relief.text
+    assert in_time(tale)
+
+
+def test_a_gang_on_demand_is_given_back_once_waiting_for_spot_is_cheaper_and_the_slack_is_long() -> None:
+    """On demand costs less than spot at first, so nothing is waited for; then its price rises fivefold."""
+    change = PriceChange(offer=FIXED.key, at_s=900, rate=HourlyRate(1_000_000))
+    offers = (replace(FIXED, rate=HourlyRate(200_000)), replace(SPOT, capacity=0))
+    tale = tell_story(task(hours=1.5, deadline=16 * HOUR), offers=offers, prices=(change,))
+    assert bought(tale) == [("a", "on-demand", Outcome.PREEMPTED), ("a", "on-demand", Outcome.SUCCEEDED)], tell(tale)
+    first, second = tale.attempts
+    assert first.created_at == START, "on-demand costs no more than spot"
+    assert first.ended_at is not None
+    assert second.created_at - first.ended_at > HOUR, "it is not given back for a short wait"
+    [given] = [event for event in tale.events if event.text.startswith("gives ")]
+    assert "enough to wait for spot" in given.text
+    assert in_time(tale)

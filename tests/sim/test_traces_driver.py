@@ -80,13 +80,20 @@ class Wrong:
     [
         (Decision(Mode.SPOT, 0), "there is none"),
         (Decision(Mode.IDLE, 0, 0.0), "not after now"),
-        (Decision(Mode.IDLE, 0), "waits for ever"),
     ],
 )
 def test_a_policy_that_answers_nonsense_is_told_so(answer: Decision, words: str) -> None:
     made = world(market("." * 10))
     with pytest.raises(PolicyFault, match=words):
         run_job(made, 0.0, terms(made, 5, 9, 0.5), lambda _: Wrong(answer))
+
+
+def test_a_job_that_waits_when_the_record_ends_has_missed_its_deadline() -> None:
+    made = world(market("##" + "." * 10))
+    run = run_job(made, 0.0, terms(made, 5, 9, 0.5), POLICIES["spot-only"], keep_segments=True)
+    assert (run.missed, run.end_s) == (True, made.end_s)
+    assert run.usd == pytest.approx(0.6)
+    assert [segment.mode for segment in run.segments] == [Mode.SPOT, Mode.IDLE]
 
 
 @settings(max_examples=60, deadline=None)

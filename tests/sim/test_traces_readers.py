@@ -49,7 +49,10 @@ def test_traces_are_found_below_folders(tmp_path: Path) -> None:
         ('{"data": [1]}', "metadata.gap_seconds"),
         ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "above zero"),
         ('{"metadata": {"gap_seconds": 9}, "data": []}', "a list of counts"),
+        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "above zero"),
         ('{"metadata": {"gap_seconds": 9}, "data": [1, -1]}', r"data\[1\]"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [1, 1], "prices": [0.3]}', "expected 2 prices"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [1], "prices": ["dear"]}', "expected 1 prices"),
     ],
 )
 def test_what_is_no_trace_is_said(tmp_path: Path, text: str, words: str) -> None:

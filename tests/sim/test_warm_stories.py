@@ -49,6 +49,20 @@ def test_the_next_job_takes_the_gang_over_and_waits_for_no_boot() -> None:
     assert not [charge for charge in second.charges if charge.kind is ChargeKind.KEPT]
 
 
+@pytest.mark.parametrize("told_late_s", [0, 61, 62])
+@pytest.mark.parametrize("after_s", [0, 0.3, 1, 2])
+def test_a_job_that_comes_as_its_forerunner_ends_takes_the_gang_over(told_late_s: float, after_s: float) -> None:
+    late = Fate(boot_s=30, told_late_s=told_late_s)  # a kubelet tells the start of a pod up to two seconds late
+    ending = two(warm(30), task(30, name="next"), at_s=61 + after_s, launches=(late,))
+    assert bought(ending) == 1
+    first, second = ending.tales
+    charges = [*first.charges, *second.charges]
+    (machine,) = ending.cloud.gang_list[0].machines
+    assert machine.ended_at is not None
+    paid = sum((charge.until - charge.since for charge in charges), timedelta(0))
+    assert abs(paid - (machine.ended_at - machine.started_at)) < timedelta(seconds=1)
+
+
 def test_a_gang_that_nobody_wants_goes_when_its_time_is_over() -> None:
     tale = only(tell_story(warm()))
     [attempt] = tale.attempts
@@ -172,3 +186,19 @@ def test_a_free_gang_can_be_kept_too() -> None:
         submissions=(Submission(task=warm()), Submission(task=task(name="next"), at_s=LATER_S)), offers=(free,)
     )
     assert bought(ending) == 1
+
+
+@pytest.mark.parametrize(
+    ("ordered", "full", "takes_over"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_a_kept_gang_of_a_later_wish_waits_for_what_comes_first_in_an_order(
+    ordered: bool, full: bool, takes_over: bool
+) -> None:
+    """The first job keeps a cheap machine; the next would rather have the dear one, and that can be had or not."""
+    dear = replace(DEAR, capacity=0 if full else None)
+    wishes = (Resources(instance="dear"), Resources(instance="cheap"))
+    either = replace(wishes[0], any_of=wishes, ordered=ordered)
+    first, second = two(warm(), task(name="next", resources=either), offers=(CHEAP, dear)).tales
+    assert first.attempts[0].offer.instance_type == "cheap"
+    assert (second.attempts[0].adopted_at is not None) is takes_over
+    assert second.attempts[0].offer.instance_type == ("cheap" if takes_over else "dear")

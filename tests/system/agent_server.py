@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from remuda.agent.bundle import make_command
+from remuda.agent.config import PROTOCOL
 
 GANG = "rm-0badcafe-test-1"
 TOKEN = "the-token-of-this-gang"
@@ -281,7 +282,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         stub.requests.append(url.path)
-        if self.headers["Authorization"] != f"Bearer {TOKEN}" or self.headers["Remuda-Agent-Protocol"] != "1":
+        if self.headers["Authorization"] != f"Bearer {TOKEN}" or self.headers["Remuda-Agent-Protocol"] != str(PROTOCOL):
             stub.faults.append(f"headers of {self.path}")
         if stub.refuse is not None:
             self._answer(stub.refuse, {"code": "no"})

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from remuda.client import connect
 from remuda.client.state import process_mark, read_server, server_holds_lock
 
 PYTHON = sys.executable
@@ -35,6 +36,19 @@ def home_at(folder: Path, **variables: str) -> Iterator[Path]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def home_with_jobs(folder: Path) -> Iterator[Path]:
+    """As `home_at`; jobs that still run at the end are stopped, and their nodes are gone."""
+    with home_at(folder):
+        try:
+            yield folder
+        finally:
+            if server_holds_lock(str(folder)):
+                with connect() as client:
+                    client.down()
+                    wait_until(lambda: not client.nodes())
 
 
 def kill_server(folder: Path, number: int = signal.SIGKILL) -> int | None:

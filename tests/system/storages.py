@@ -253,6 +253,9 @@ class GoogleStandIn(BaseHTTPRequestHandler):
         if self.headers.get("Content-MD5", digest) != digest:
             self.answer(400, b"<Error><Code>BadDigest</Code></Error>")
             return
+        if "uploadId" in query and query["uploadId"] not in self.uploads:
+            self.answer(404, b"<Error><Code>NoSuchUpload</Code></Error>")
+            return
         if "uploadId" in query:
             self.uploads[query["uploadId"]][int(query["partNumber"])] = body
         else:
@@ -286,8 +289,12 @@ class GoogleStandIn(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         query = self.enter()
         if query is not None:
-            gone = self.objects.pop(unquote(urlsplit(self.path).path)[1:], None)
-            self.answer(404 if gone is None and "uploadId" not in query else 204)
+            gone = (
+                self.uploads.pop(query["uploadId"], None)
+                if "uploadId" in query
+                else self.objects.pop(unquote(urlsplit(self.path).path)[1:], None)
+            )
+            self.answer(404 if gone is None else 204)
 
     def enter(self) -> dict[str, str] | None:
         """The query of a request that is signed well; others are answered."""

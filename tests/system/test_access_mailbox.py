@@ -5,23 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract import pbs_stand_in
+from tests.system.pbs import user_on_pbs
 from tests.system.test_slurm_jobs import SMALL
-from tests.system.trust import User, user_at
+from tests.system.trust import User
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path / "user") as user:
-        user.variables.update(pbs_stand_in.install(tmp_path / "pbs"))
-        user.settings(f'[providers.local]\nenabled = false\n[providers.pbs]\nfolder = "{user.root}/shared"\n')
+    with user_on_pbs(tmp_path) as user:
         yield user
-        with pbs_stand_in.cluster(tmp_path / "pbs") as state:
-            running = [number for number, job in state["jobs"].items() if job["state"] in ("Q", "R", "E")]
-        for number in running:
-            pbs_stand_in.end_all(number)
 
 
 def test_a_command_and_copies_reach_the_second_rank_by_mail(user: User) -> None:

@@ -101,7 +101,7 @@ def test_commands_have_input_errors_and_exit_codes_of_their_own(client: Client) 
     assert remuda("ssh", "box", "cat", stdin=large).stdout == large  # more than any window, both ways
     missing = remuda("ssh", "box:1", "true")
     assert missing.returncode == 1
-    assert b"rank 1 of box does not run" in missing.stderr
+    assert b"box has no rank 1" in missing.stderr
     assert [event.text for event in client.events("default", "box").events if event.kind == "access"][:2] == [
         "a user opened a line to it",
         "a user opened a line to it",
@@ -132,6 +132,7 @@ def test_copies_are_whole_and_go_on_where_they_broke_off(client: Client, tmp_pat
     (source / "run.sh").chmod(0o755)
     (source / "link").symlink_to("run.sh")
     assert remuda("cp", str(source), "box:there").returncode == 0
+    assert b"box:nothing: No such file" in remuda("cp", "box:nothing", str(tmp_path)).stderr
     work = next((tmp_path / "home/providers/local/gangs").glob("*/0/work"))
     assert (work / "there/inner/größe").read_bytes() == (source / "inner/größe").read_bytes()
     assert os.readlink(work / "there/link") == "run.sh"
@@ -155,6 +156,25 @@ def test_copies_are_whole_and_go_on_where_they_broke_off(client: Client, tmp_pat
     missing = remuda("cp", "box:nothing", str(tmp_path))
     assert missing.returncode == 255
     assert b"No such file" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "told"),
+    [
+        ("box:file", "nowhere/file", b"nowhere/file: No such file or directory"),
+        ("box:file", "nowhere/", b"nowhere/: there is no such folder here"),
+    ],
+)
+def test_a_copy_to_nowhere_is_told_in_a_line(
+    client: Client, tmp_path: Path, there: str, here: str, told: bytes
+) -> None:
+    (tmp_path / "file").write_text("text")
+    sent = remuda("cp", str(tmp_path / "file"), "box:nowhere/")
+    assert b"nowhere/: there is no such folder on the node" in sent.stderr
+    assert b"4 B" in remuda("cp", str(tmp_path / "file"), "box:").stderr
+    done = remuda("cp", there, f"{tmp_path}/{here}")
+    assert (done.returncode, done.stderr.splitlines()[0].endswith(told)) == (1, True), done.stderr
+    assert not (tmp_path / "nowhere").exists()
 
 
 def echo_server() -> tuple[socket.socket, int]:
@@ -210,6 +230,13 @@ def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
         assert forward.wait(20) in (0, -signal.SIGINT, 1)
         forward.stdout.close()
         forward.stderr.close()
+
+
+def test_ports_and_ranks_that_cannot_be_are_told(client: Client) -> None:
+    for words in (["box", "70000"], ["box", "80:70000"], ["box", "80:x"], ["box", "0"]):
+        done = remuda("forward", *words)
+        assert (done.returncode, b"each at most 65535" in done.stderr) == (2, True), done
+    assert b"box has no rank 3: it has rank 0 alone" in remuda("ssh", "box:3").stderr
 
 
 def free_port() -> int:

@@ -7,10 +7,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from tests.system.agent_server import make_rig
+
+from remuda.agent.wire import Address
+from remuda.agent.work.blobs import connect
 
 pytestmark = pytest.mark.system
 
@@ -85,3 +89,13 @@ def test_over_tls_with_a_certificate_that_is_checked(tmp_path: Path) -> None:
         assert rig.finish() == 0
         assert rig.stub.log_size == 700007
         assert rig.exited()["outcome"] == "succeeded"
+
+
+def test_processes_beside_the_work_know_the_certificate_by_its_hash_too(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(make_certificate(tmp_path))
+    known = sha256(ssl.PEM_cert_to_DER_cert((tmp_path / "cert.pem").read_text())).hexdigest()
+    with make_rig(run="true") as rig, forward(rig.stub.path, context) as port:
+        connect(Address(f"https://127.0.0.1:{port}", known)).close()
+        with pytest.raises(OSError, match="another certificate than the control plane's"):
+            connect(Address(f"https://127.0.0.1:{port}", "0" * 64))

@@ -9,6 +9,8 @@ import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.test_agent_folder import again
 
+from remuda.agent.work.watch import born_ns
+
 pytestmark = pytest.mark.system
 SYNC = {"path": "ckpt", "sync": True, "every_s": 0.2}
 
@@ -37,6 +39,17 @@ def test_what_was_written_is_there_in_the_next_attempt_as_it_was() -> None:
         assert events(rig) == ["goes on from checkpoint 1 of attempt 1: 4 files, 0.0 MiB"]
         assert rig.stub.last("checkpoint")["sent"] == 4  # what was there already was not sent again
         assert rig.stub.folder()["new"] == b"two\n"
+
+
+def test_what_came_with_the_folder_gives_way_to_the_newest_checkpoint() -> None:
+    with make_rig(run="ls ckpt; cat ckpt/a", checkpoint=SYNC, attempt=3) as rig:
+        came = {"ckpt/a": b"old\n", "ckpt/stale": b"of another moment\n"}
+        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder(came)}
+        name = rig.stub.add_blob(b"newest\n")
+        files = [{"path": "a", "sha256": name, "size": 7, "mode": 0o644, "mtime_ns": 1}]
+        rig.stub.commits.append({"files": files})
+        assert rig.finish() == 0
+        assert rig.output() == "a\nnewest\n"
 
 
 def test_nothing_new_is_not_handed_over() -> None:
@@ -132,9 +145,9 @@ def test_work_that_does_not_heed_a_notice_is_killed_in_time_to_save_what_it_wrot
     with make_rig(run=run, checkpoint=SYNC) as rig:
         agent = rig.launch()
         rig.until(lambda: rig.output().startswith("begun"))
-        rig.stub.give("notice", 3)
+        rig.stub.give("notice", 8)
         assert agent.wait(30) == 0
-        assert rig.stub.folder()["a"].startswith(b"x\nx\n")
+        assert rig.stub.folder()["a"] == (rig.home / "work" / "ckpt" / "a").read_bytes()
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 137)
 
 
@@ -269,7 +282,21 @@ def test_a_shared_folder_that_is_newer_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_how_long_the_writing_took_is_told_where_several_files_show_it(shared: bool) -> None:
+def test_how_long_the_writing_of_a_single_file_took_is_told_where_its_making_is_known(shared: bool) -> None:
+    run = "echo one >ckpt/fresh; sleep 0.3; echo two >>ckpt/fresh; mv ckpt/fresh ckpt/model"
+    with make_rig(run=run, checkpoint={"path": "ckpt", "sync": True}) as rig:
+        if born_ns(str(rig.folder)) is None:
+            pytest.skip("this file system does not remember when a file was made")
+        if shared:
+            rig.stub.work["checkpoint"] = {"path": "ckpt", "storage": str(rig.folder / "kept")}
+        assert rig.finish() == 0
+        told = rig.stub.last("checkpoint")
+        assert (told["files"], told["sent"]) == (1, 8)
+        assert "cost_s" in told
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_how_long_the_writing_took_is_told_where_the_files_show_it(shared: bool) -> None:
     run = """mkdir new; echo 1 >new/a; echo 22 >new/b
     touch -d 2020-01-01T00:00:00Z new/a; touch -d 2020-01-01T00:00:02Z new/b; mv new ckpt/new"""
     with make_rig(run=run, checkpoint={"path": "ckpt", "sync": True}) as rig:
@@ -282,6 +309,6 @@ def test_how_long_the_writing_took_is_told_where_several_files_show_it(shared: b
         if shared:
             return
         again(rig, 2)
-        rig.stub.work["run"] = "echo 3 >ckpt/new/a"  # one file does not show it, and old ones do not count
+        rig.stub.work["run"] = "echo 3 >ckpt/new/a"  # a file that was brought back and is written over
         assert rig.finish() == 0
         assert "cost_s" not in rig.stub.last("checkpoint")

@@ -1,15 +1,14 @@
 """Work in containers, on the engine that is here; skipped where there is none that works."""
 
 import os
-import shutil
 import signal
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.system.agent_server import Rig, make_rig
+from tests.system.engines import engine_with
 
 pytestmark = pytest.mark.system
 IMAGE = "localhost/remuda-agent-test:1"
@@ -19,22 +18,8 @@ TOOLS = ("sh", "cat", "echo", "sleep", "kill", "env", "ls", "touch", "mkdir", "t
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An engine with a small image, made of the host's busybox."""
-    found = next((path for path in map(shutil.which, ("podman", "docker")) if path), None)
-    busybox = shutil.which("busybox")
-    if found is None or subprocess.run([found, "info"], capture_output=True, check=False).returncode:
-        pytest.skip("neither podman nor docker works here")
-    if busybox is None:
-        pytest.skip("there is no busybox here to make an image of")
-    path = tmp_path_factory.mktemp("image") / "image.tar"
-    with tarfile.open(path, "w") as archive:
-        archive.add(busybox, "bin/busybox")
-        for tool in TOOLS:
-            link = tarfile.TarInfo(f"bin/{tool}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(link)
-    subprocess.run([found, "import", str(path), IMAGE], check=True, capture_output=True)
-    yield found
-    subprocess.run([found, "rmi", "-f", IMAGE], check=False, capture_output=True)
+    with engine_with(IMAGE, TOOLS, tmp_path_factory.mktemp("image")) as found:
+        yield found
 
 
 def prepare(rig: Rig) -> None:

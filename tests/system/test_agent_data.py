@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.agent.data import fetch, send, stream, web
+from remuda.agent.data import fetch, send, stream, vault, web
 from remuda.agent.data.web import CannotMove
 from remuda.agent.work.folder import CannotBuild
 
@@ -209,14 +210,70 @@ def test_parts_are_sent_again_and_then_completed(
     storage.faults = ["503", "403"]
     desk, told = Desk(storage), list[str]()
     monkeypatch.setattr(send, "Desk", desk)
-    send.send_output(None, 0, str(tmp_path / "out"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
+    meter = send.send_output(None, 0, str(tmp_path / "out"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
     assert b"".join(storage.parts[f"/object/a/{part}"] for part in (1, 2, 3)) == DATA[: (2 << 20) + 5]
     route, ask = desk.asked[-1]  # type: ignore[misc]  # a pair
     assert route == "/complete"
     assert json.loads(json.dumps(ask))["tags"] == [
         f'"{hashlib.md5(storage.parts[f"/object/a/{part}"]).hexdigest()}"' for part in (1, 2, 3)
     ]
-    assert told[-1].startswith("output s3://x/y: 1 file, 2.0 MiB in ")
+    assert told == []  # in the first seconds
+    assert (meter.files, meter.bytes) == (1, (2 << 20) + 5)
+
+
+def test_parts_of_what_comes_to_nothing_are_dropped(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, dropped = tmp_path / "a", list[object]()
+    path.write_bytes(DATA)
+
+    class Older(Desk):
+        def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+            if route == "/parts":
+                path.write_bytes(DATA[: 1 << 20])  # meanwhile
+            if route == "/abort":
+                dropped.append(ask)
+                raise CannotMove("the control plane refuses it (status 404)")
+            return super().read(method, route, ask, **query)
+
+        abort = web.Desk.abort
+
+    monkeypatch.setattr(send, "Desk", Older(storage))
+    with pytest.raises(send.Changed, match="shorter"):
+        send.send_output(None, 0, str(path), "s3://x/a", print, {})  # type: ignore[arg-type]  # as above
+    assert dropped == [{"path": "", "upload": "u"}]
+
+    def read(offset: int, length: int) -> bytes:
+        raise EOFError(offset)  # stands for whatever a reader raises
+
+    monkeypatch.setattr(vault, "Desk", Older(storage))
+    with pytest.raises(EOFError):
+        vault.send_file(None, "name", len(DATA), read)  # type: ignore[arg-type]  # as above
+    assert dropped[1:] == [{"upload": "u"}]
+
+
+def test_what_is_written_while_the_work_runs_is_sent_when_it_is_still_and_once(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, known = tmp_path / "out", dict[str, list[int]]()
+    out.mkdir()
+    monkeypatch.setattr(send, "Desk", Desk(storage))
+
+    def look(still_s: float = 2.0) -> list[str]:
+        storage.parts.clear()
+        send.send_output(None, 0, str(out), "s3://x/y", print, known, still_s=still_s)  # type: ignore[arg-type]  # as above
+        return sorted(storage.parts)
+
+    (out / "old").write_bytes(b"old")
+    os.utime(out / "old", (1, 1))
+    (out / "fresh").write_bytes(b"fresh")
+    (out / "dangling").symlink_to("nothing")
+    assert look() == ["/object/old/1"]
+    assert look() == []
+    assert look(still_s=0) == ["/object/fresh/1"]
+    assert look(still_s=0) == []
+    (out / "old").write_bytes(b"another")
+    assert look(still_s=0) == ["/object/old/1"]
 
 
 def test_an_output_that_is_not_there(tmp_path: Path) -> None:

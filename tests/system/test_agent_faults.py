@@ -153,10 +153,19 @@ def test_lease_that_runs_out_ends_the_work() -> None:
         left = json.loads((rig.home / "exit.json").read_text())
         assert left["outcome"] == "preempted"
         assert "lease" in left["reason"]
+        assert (rig.home / "undelivered").exists()
         rig.stub.start()
         assert rig.finish("--deliver") == 0
+        assert not (rig.home / "undelivered").exists()
         assert rig.output().endswith("saved\n")
         assert rig.exited()["outcome"] == "preempted"
+
+
+def test_every_answer_renews_the_lease() -> None:
+    with make_rig(run="sleep 11; echo done") as rig:
+        rig.stub.lease_s = rig.config["lease_s"] = 5.0
+        assert rig.finish() == 0
+        assert (rig.exited()["outcome"], rig.output()) == ("succeeded", "done\n")
 
 
 def test_a_lost_claim_ends_the_work_at_once() -> None:
@@ -204,7 +213,8 @@ def test_agent_killed_while_it_delivers_loses_nothing() -> None:
         early = rig.launch("--deliver")
         rig.until(lambda: "trying again" in rig.said()[len(before) :])
         early.terminate()
-        assert early.wait(20) == 1  # nobody was there
+        assert early.wait(20) == os.EX_TEMPFAIL  # nobody was there
+        assert (rig.home / "undelivered").exists()
         rig.stub.start()
         assert rig.finish("--deliver") == 0
         assert rig.output() == "all\n"

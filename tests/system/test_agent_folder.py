@@ -323,3 +323,19 @@ def test_setup_sees_the_parameters_that_it_names() -> None:
     with make_rig(run="true", setup="echo $REMUDA_PARAM_LR", setup_key="k", params={"lr": 0.1}) as rig:
         assert rig.finish() == 0
         assert rig.output() == "0.1\n"
+
+
+def test_the_cache_of_a_machine_is_swept_while_work_runs_and_what_the_work_uses_stays() -> None:
+    """Once a day: here the last time is long ago."""
+    run = "while test -e ../../cache/blobs/old -o -e ../../cache/setups/old/finished; do sleep 0.05; done; cat made"
+    with make_rig(run=run, setup="echo yes >made", setup_key="used") as rig:
+        cache = rig.folder / "cache"
+        (cache / "blobs").mkdir(parents=True)
+        (cache / "setups" / "old" / "tree").mkdir(parents=True)
+        for path in (cache / "swept", cache / "blobs" / "old", cache / "setups" / "old" / "finished"):
+            path.write_text("x")
+            os.utime(path, (0, 0))
+        assert rig.finish() == 0
+        assert rig.output() == "yes\n"
+        assert (cache / "setups" / "used" / "finished").exists()
+        assert (cache / "swept").stat().st_mtime > 0

@@ -3,13 +3,12 @@
 import os
 import shutil
 import stat
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.system.agent_server import Rig, make_rig
+from tests.system.engines import engine_with, remove_images
 
 pytestmark = pytest.mark.system
 BASE = "localhost/remuda-images-test:1"
@@ -58,24 +57,10 @@ esac
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real engine, with a small image made of the host's busybox."""
-    found = next((path for path in map(shutil.which, ("podman", "docker")) if path), None)
-    busybox = shutil.which("busybox")
-    if found is None or subprocess.run([found, "info"], capture_output=True, check=False).returncode:
-        pytest.skip("neither podman nor docker works here")
-    if busybox is None:
-        pytest.skip("there is no busybox here to make an image of")
-    path = tmp_path_factory.mktemp("image") / "image.tar"
-    with tarfile.open(path, "w") as archive:
-        archive.add(busybox, "bin/busybox")
-        for tool in TOOLS:
-            link = tarfile.TarInfo(f"bin/{tool}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(link)
-    subprocess.run([found, "import", str(path), BASE], check=True, capture_output=True)
-    subprocess.run([found, "rmi", "-f", BUILT], check=False, capture_output=True)
-    yield found
-    for image in (BUILT, BASE):
-        subprocess.run([found, "rmi", "-f", image], check=False, capture_output=True)
+    with engine_with(BASE, TOOLS, tmp_path_factory.mktemp("image")) as found:
+        remove_images(found, BUILT)
+        yield found
+        remove_images(found, BUILT)
 
 
 def prepare(rig: Rig, text: str, **build: object) -> None:
@@ -99,7 +84,7 @@ def test_a_dockerfile_of_the_working_folder_is_built_once(engine: str) -> None:
 
 
 def test_a_build_that_fails_is_told(engine: str) -> None:
-    subprocess.run([engine, "rmi", "-f", BUILT], check=False, capture_output=True)
+    remove_images(engine, BUILT)
     with make_rig(run="echo never") as rig:
         prepare(rig, f"FROM {BASE}\nRUN echo oh no; exit 7\n")
         assert rig.finish() == 0
@@ -116,7 +101,7 @@ def test_a_driver_that_is_too_old_is_refused_before_the_work(engine: str, tmp_pa
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 470.82.01\n")
     smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
-    subprocess.run([engine, "rmi", "-f", BUILT], check=False, capture_output=True)
+    remove_images(engine, BUILT)
     with make_rig(run="echo never") as rig:
         prepare(rig, DOCKERFILE, target="small")
         del rig.config["devices"]  # all of the node's

@@ -142,6 +142,8 @@ def test_a_rebalance_recommendation_is_advice_that_the_task_hears_while_it_works
         cloud.set(rebalance={"noticeTime": cloud.iso_date(0)})
         rig.until(lambda: "advice" in rig.output())
         assert rig.stub.last("event")["name"] == "advice"
+        with open(f"{rig.home}/advice.json", encoding="utf-8") as file:
+            assert json.load(file)["source"] == "AWS"
         cloud.set(action={"action": "terminate", "time": cloud.iso_date(30)})
         assert rig.agents[-1].wait(30) == 0
         lines = [json.loads(line) for line in rig.output().splitlines()[1:]]

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import home_at, wait_until
+from tests.system.server_home import home_with_jobs
 from tests.system.storages import start_s3
 
 from remuda.client import connect
-from remuda.client.state import server_holds_lock
 from remuda.store.objects.base import Bucket
 from remuda.store.objects.places import open_place
 
@@ -34,12 +33,8 @@ run: |
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    with home_at(tmp_path / "home") as folder:
+    with home_with_jobs(tmp_path / "home") as folder:
         yield folder
-        if server_holds_lock(str(folder)):
-            with connect() as client:
-                client.down()
-                wait_until(lambda: not client.nodes())
 
 
 def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import home_at, kill_server, wait_until
+from tests.system.server_home import home_with_jobs, kill_server, wait_until
 
 from remuda.client import connect
 from remuda.client.state import server_holds_lock
@@ -24,12 +24,8 @@ HANDED = "[providers.local]\nhand_over_checkpoints = true\n"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    with home_at(tmp_path / "home") as folder:
+    with home_with_jobs(tmp_path / "home") as folder:
         yield folder
-        if server_holds_lock(str(folder)):
-            with connect() as client:
-                client.down()
-                wait_until(lambda: not client.nodes())
 
 
 def settle(home: Path, text: str) -> None:

@@ -1,13 +1,12 @@
 """`remuda image build` on a real engine; skipped where there is none that works."""
 
-import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.system.engines import engine_with, list_images, remove_images
 
 from remuda.cli.main import cli
 
@@ -18,28 +17,10 @@ BASE = "localhost/remuda-image-base:1"
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[str]:
     """An engine with a small image, made of the host's busybox."""
-    found = next((path for path in map(shutil.which, ("podman", "docker")) if path), None)
-    busybox = shutil.which("busybox")
-    if found is None or subprocess.run([found, "info"], capture_output=True, check=False).returncode:
-        pytest.skip("neither podman nor docker works here")
-    if busybox is None:
-        pytest.skip("there is no busybox here to make an image of")
-    path = tmp_path / "image.tar"
-    with tarfile.open(path, "w") as archive:
-        archive.add(busybox, "bin/busybox")
-        for tool in ("sh", "echo", "cat", "dd", "true"):
-            link = tarfile.TarInfo(f"bin/{tool}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(link)
-        folder = tarfile.TarInfo("tmp")
-        folder.type, folder.mode = tarfile.DIRTYPE, 0o777
-        archive.addfile(folder)
-    subprocess.run([found, "import", str(path), BASE], check=True, capture_output=True)
-    yield found
-    listed = [found, "images", "--format", "{{.Repository}}:{{.Tag}}"]
-    names = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.split()
-    made = [name for name in names if name.startswith("localhost/remuda-image/imagetest:")]
-    subprocess.run([found, "rmi", "-f", *made, BASE], check=False, capture_output=True)
+    with engine_with(BASE, ("sh", "echo", "cat", "dd", "true"), tmp_path, folders=["tmp"]) as found:
+        yield found
+        made = [name for name in list_images(found) if name.startswith("localhost/remuda-image/imagetest:")]
+        remove_images(found, *made)
 
 
 def build(file: Path, *options: str) -> tuple[int, str]:

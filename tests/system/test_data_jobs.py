@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import home_at, wait_until
+from tests.system.server_home import home_at, home_with_jobs, wait_until
 from tests.system.storages import AZURE_KEY, SECRET, start_azure, start_google, start_s3, start_sftp, start_web
 
 from remuda.client import Client, connect
-from remuda.client.state import server_holds_lock
 from remuda.store.objects.base import Bucket
 from remuda.store.objects.places import open_place
 
@@ -28,12 +27,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    with home_at(tmp_path / "home") as folder:
+    with home_with_jobs(tmp_path / "home") as folder:
         yield folder
-        if server_holds_lock(str(folder)):
-            with connect() as client:
-                client.down()
-                wait_until(lambda: not client.nodes())
 
 
 def run_to_end(client: Client, text: str) -> tuple[str, str]:
@@ -148,6 +143,49 @@ run: |
         phase, told = run_to_end(client, text.replace("seen/in:", "seen/taken:"))
         assert phase == "failed"
         assert "something else is there" in told
+
+
+def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    keys = start_google()
+    place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
+    assert isinstance(place, Bucket)
+    with connect() as client:
+        for name, value in keys.items():
+            client.put_secret("default", name, value)
+        task = {
+            "name": "live",
+            "grace": "20s",
+            "run": "mkdir out; echo early >out/a; trap 'echo late >out/b; exit 1' TERM; while :; do sleep 0.1; done",
+            "outputs": [{"source": "out", "target": "gs://data/live", "every": "1s"}],
+        }
+        client.submit(json.dumps(task))
+        wait_until(lambda: there(place, "live/a") == b"early\n", 60)
+        assert client.job("default", "live").phase == "running"
+        client.stop("default", "live")
+        wait_until(lambda: client.job("default", "live").phase == "stopped", 60)
+        assert there(place, "live/b") == b"late\n"
+
+        fails = {**task, "name": "fails", "run": "mkdir out; echo result >out/c; exit 3"}
+        phase, told = run_to_end(client, json.dumps(fails))
+        assert phase == "failed"
+        assert there(place, "live/c") == b"result\n"
+        assert "output gs://data/live: 1 file, 7 B in " in told
+        well = {**task, "name": "well", "run": "mkdir out; echo well >out/d"}
+        phase, told = run_to_end(client, json.dumps(well))
+        assert phase == "done", told
+        assert told.count("output gs://data/live: ") == 1, told  # what was sent is not sent again
+        nowhere = {**task, "name": "nowhere", "run": "mkdir out; echo x >out/d; exit 3"}
+        nowhere["outputs"] = [{"source": "out", "target": "s3://none/live", "every": "1s"}]
+        phase, told = run_to_end(client, json.dumps(nowhere))
+        assert "the last changes of the outputs may not have arrived: s3://none/live: " in told
+
+
+def there(place: Bucket, key: str) -> bytes | None:
+    """What lies under a key; None where nothing does."""
+    return place.get(key) if place.head(key) is not None else None
 
 
 def test_streams(home: Path) -> None:

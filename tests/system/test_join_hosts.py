@@ -1,23 +1,28 @@
 """Machines that join: real hosts in network namespaces, which call the server and are never called."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at, worked
 from tests.system.server_home import home_at, kill_server, wait_until
 
+from remuda.cli.main import cli
 from remuda.client import Client, connect
 
 PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system
+ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = """
 [server]
 tls_listen = "10.99.0.254:{port}"
@@ -47,15 +52,22 @@ class Ranch:
 
     def joiner(self, host: LabHost) -> int:
         """The process id, seen from here, of the host's far end."""
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-                inside = os.stat(f"/proc/{name}/ns/net").st_ino == os.stat(f"/var/run/netns/{host.space}").st_ino
-            except OSError:
-                continue
-            if inside and any(word.endswith(b".pyz") for word in words) and b"10.99.0.254" in b" ".join(words):
-                return int(name)
+        for number, words in processes(host):
+            if any(word.endswith(b".pyz") for word in words) and b"10.99.0.254" in b" ".join(words):
+                return number
         raise AssertionError(f"nobody of {host.name} is joined")
+
+
+def processes(host: LabHost) -> Iterator[tuple[int, list[bytes]]]:
+    """What runs on a host, also while its cable is pulled: process ids, seen from here, and words."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            inside = os.stat(f"/proc/{name}/ns/net").st_ino == os.stat(f"/var/run/netns/{host.space}").st_ino
+        except OSError:
+            continue
+        if inside:
+            yield int(name), words
 
 
 @pytest.fixture
@@ -94,6 +106,15 @@ def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
         assert [machine.name for machine in client.machines()] == ["h1"]
 
 
+def test_a_machine_without_curl_joins_in_the_background(ranch: Ranch) -> None:
+    (host,) = ranch.lab.hosts
+    line = CliRunner().invoke(cli, ["join", "--python", "--background"]).stdout.strip()
+    said = host.run(f"{line} 2>&1")  # comes back while the machine is joined
+    assert "joining in the background" in said
+    with connect() as client:
+        wait_until(lambda: state_of(client, "h1") == "up")
+
+
 @pytest.mark.proves(PROOF, "notice")
 def test_a_cut_line_stops_no_work_and_a_machine_that_leaves_gives_it_back(ranch: Ranch) -> None:
     with connect() as client:
@@ -124,6 +145,34 @@ def test_a_cut_line_stops_no_work_and_a_machine_that_leaves_gives_it_back(ranch:
         wait_until(lambda: [machine.name for machine in client.machines()] == ["first"])
 
 
+def test_two_joined_machines_train_as_one(ranch: Ranch) -> None:
+    pytest.importorskip("torch")
+    with connect() as client:
+        ranch.join(client, ranch.lab.hosts[0], group="pair")
+        ranch.join(client, ranch.lab.add(), group="pair")
+        python = "/usr/bin/python3"  # a host has a home of its own, so what is in ours is not there
+        if subprocess.run(
+            [python, "-c", f"import sys; sys.exit({sys.version_info[:2]} != sys.version_info[:2])"]
+        ).returncode:
+            pytest.skip(f"{python} is another version than the one that torch was installed for")
+        start = f'{python} -m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK"'
+        start += ' --nproc-per-node 1 --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+        run = f"{start} {ROOT}/examples/distributed/train.py --epochs 6"
+        client.submit(
+            "name: learns\nnodes: 2\ncheckpoint: checkpoints\nresources: {check: {link: 10Mbps}}\n"
+            f"env: {{PYTHONPATH: {sysconfig.get_path('purelib')}, OMP_NUM_THREADS: '1', GLOO_SOCKET_IFNAME: eth0}}\n"
+            f"run: {run}\n"
+        )
+        said = b"".join(client.logs("default", "learns", follow=True)).decode()
+        wait_until(lambda: phase(client, "learns") in ("done", "failed"))
+        job = client.job("default", "learns")
+        assert job.phase == "done", (job.reason, said)
+        assert float(said.partition("of 2: ")[2].split()[0]) > 0.8, said
+        told = [each.text for each in client.events("default", "learns").events if each.kind == "check"]
+        assert len(told) == 2, told
+        assert any("from rank 1 (10.99.0.2)" in text for text in told), told
+
+
 def test_a_host_that_dies_loses_its_job_to_another_and_a_new_server_finds_the_rest(ranch: Ranch) -> None:
     with connect() as client:
         (first,) = ranch.lab.hosts
@@ -142,6 +191,42 @@ def test_a_host_that_dies_loses_its_job_to_another_and_a_new_server_finds_the_re
         go.touch()
         assert b"".join(client.logs("default", "long", follow=True)).endswith(b"h2\n")
         assert state_of(client, "first") == "silent"
+
+
+def test_a_lease_that_nobody_renews_ends_the_work_on_the_machine_and_frees_it_for_the_next_try(ranch: Ranch) -> None:
+    (first,) = ranch.lab.hosts
+    starts, go = ranch.home / "starts", ranch.home / "go"
+    with connect() as client:
+        ranch.join(client, first, name="first")
+        run = f"trap 'echo told >>{starts}; exit 1' TERM; echo $REMUDA_ATTEMPT >>{starts}; "
+        run += f"while [ ! -e {go} ]; do sleep 0.1; done; hostname"
+        client.submit(json.dumps({"name": "alone", "limits": {"unattended": "12s"}, "grace": "3s", "run": run}))
+        wait_until(lambda: starts.exists() and phase(client, "alone") == "running")
+    kill_server(ranch.home)  # and nobody starts another one: the machine is all by itself
+    wait_until(lambda: starts.read_text().split() == ["1", "told"], 60)
+    wait_until(lambda: not worked(first), 60)
+    with connect() as client:
+        wait_until(lambda: state_of(client, "first") == "up", 60)
+        wait_until(lambda: client.job("default", "alone").attempts[-1].number == 2, 60)
+        told = client.job("default", "alone").attempts[0]
+        assert (told.outcome, "longer than the lease" in told.reason) == ("preempted", True), told
+        wait_until(lambda: starts.read_text().split() == ["1", "told", "2"], 60)
+        go.touch()
+        wait_until(lambda: phase(client, "alone") == "done", 60)
+        assert b"".join(client.logs("default", "alone", attempt=2)) == b"h1\n"
+
+
+def test_a_machine_that_is_cut_off_ends_its_work_with_its_lease(ranch: Ranch) -> None:
+    (first,) = ranch.lab.hosts
+    with connect() as client:
+        ranch.join(client, first, name="first")
+        client.submit("{name: cut, limits: {unattended: 12s}, grace: 1s, run: exec sleep 1000}")
+        wait_until(lambda: any(b"1000" in words for _, words in processes(first)))
+        first.cut()
+        wait_until(lambda: not any(b"1000" in words for _, words in processes(first)), 60)
+        first.mend()
+        wait_until(lambda: client.job("default", "cut").attempts[-1].number == 2, 60)
+        wait_until(lambda: any(b"1000" in words for _, words in processes(first)), 60)
 
 
 def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_away_ends_its_work(ranch: Ranch) -> None:

@@ -1,56 +1,23 @@
 """Jobs of a real server on a real Kubernetes: to their end, as gangs, refused, taken back, lost, left behind."""
 
+import base64
 import json
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.kubernetes.cluster import Cluster, shared
-from tests.system.trust import PATIENCE_S, User, user_at, wait_until
+from tests.contract.test_provider_kubernetes import PROOF
+from tests.system.kubernetes import users
+from tests.system.kubernetes.cluster import Cluster
+from tests.system.kubernetes.users import SMALL, check_gone, configure
+from tests.system.trust import PATIENCE_S, User, counting, user_at, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = "resources: {cpu: 1, memory: 256MiB}"
-# Counts to 4 in a folder that outlives attempts; says where it began, and writes a line when it is told to go.
-COUNT = """
-    n=$(cat $REMUDA_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
-    trap 'echo told to go; exit 143' TERM
-    while [ $n -lt 4 ]; do
-      n=$((n + 1)); echo $n > $REMUDA_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
-      while [ $n = 2 ] && [ $REMUDA_ATTEMPT = 1 ]; do sleep 0.05; done
-    done
-"""
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Cluster:
-    found = shared()
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
-
-
-@pytest.fixture
-def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path / "user") as user:
-        configure(user, cluster)
-        yield user
-    cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--force", "--grace-period=0", "--wait=false")
-    wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}")
-
-
-def configure(user: User, cluster: Cluster, more: str = "") -> None:
-    settings = f'kubeconfig = "{cluster.kubeconfig}"\nimage = "localhost/python:1"\nprice_usd_gpu_hr = "3600"\n{more}'
-    user.settings(f"[providers.local]\nenabled = false\n[providers.kubernetes]\n{settings}")
-
-
-def check_gone(cluster: Cluster) -> None:
-    """No pod and no token is left; the records say that their gangs have ended."""
-    wait_until(lambda: not cluster.pods(), lambda: "a pod is left")
-    wait_until(lambda: "rm-" not in cluster.kubectl("get", "secrets", "-o", "name"), lambda: "a token is left")
+cluster, user = users.cluster, users.user
 
 
 def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None:
@@ -63,6 +30,7 @@ def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None
     check_gone(cluster)
 
 
+@pytest.mark.proves(PROOF, "image")
 def test_an_image_without_python_gets_one(user: User, cluster: Cluster) -> None:
     name = user.submit(f"{{name: bare, image: 'localhost/box:1', {SMALL}, run: 'echo $MADE_FROM; python3 -V'}}")
     job = user.ended(name)
@@ -80,8 +48,9 @@ def test_ranks_of_a_gang_meet(user: User, cluster: Cluster) -> None:
     check_gone(cluster)
 
 
+@pytest.mark.proves(PROOF, "notice")
 def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User, cluster: Cluster) -> None:
-    user.submit(f"name: taken\nnodes: 2\nresources: {{gpu: H100:8}}\ncheckpoint: state\nrun: |{COUNT}", "--yes")
+    user.submit(f"name: taken\nnodes: 2\nresources: {{gpu: H100:8}}\ncheckpoint: state\nrun: |{counting()}", "--yes")
     wait_until(lambda: "step 2" in user.log("taken"))
     user.wait("taken", "running")
     high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000}
@@ -105,18 +74,6 @@ def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User
         assert "begins at 2" in user.log("taken")
     finally:
         cluster.kubectl("delete", "pod", "other", "--wait=false")
-    check_gone(cluster)
-
-
-def test_many_short_jobs_share_out_the_room_there_is(user: User, cluster: Cluster) -> None:
-    names = [
-        user.api.submit(f"{{name: short{number}, resources: {{cpu: 1, memory: 128MiB}}, run: 'true'}}").name
-        for number in range(24)
-    ]
-    jobs = [user.wait(name, lambda job: job.phase in ("done", "failed"), 120) for name in names]
-    assert [(job.phase, job.reason) for job in jobs if job.phase != "done"] == []
-    told = {attempt.outcome for job in jobs for attempt in job.attempts}
-    assert told <= {"succeeded", "capacity"}, jobs  # no pod was made for which there was no room
     check_gone(cluster)
 
 
@@ -169,11 +126,13 @@ def test_a_second_installation_harms_nothing(user: User, cluster: Cluster, tmp_p
         assert other.ended(name).phase == "done"
         other.cli("gc", code=None)
         other.cli("down", "--all", code=None)
-    assert [each["metadata"]["uid"] for each in cluster.pods()] == [pod["metadata"]["uid"]]
+    uid = pod["metadata"]["uid"]
+    wait_until(lambda: uid in (uids := [each["metadata"]["uid"] for each in cluster.pods()]) and len(uids) == 1)
     cluster.kubectl("exec", pod["metadata"]["name"], "--", "touch", "/tmp/go")
     assert user.ended("mine").phase == "done"
 
 
+@pytest.mark.proves(PROOF, "self-end")
 def test_a_lease_that_ends_ends_the_pod(user: User, cluster: Cluster) -> None:
     user.submit(f"{{name: alone, {SMALL}, limits: {{unattended: 10s}}, run: 'echo here; sleep 600'}}")
     user.wait("alone", "running")
@@ -191,10 +150,9 @@ def test_no_token_is_in_a_pod(user: User, cluster: Cluster) -> None:
     (secret,) = [
         each for each in json.loads(cluster.kubectl("get", "secrets", "-l", "remuda/gang", "-o", "json"))["items"]
     ]
-    import base64
-
     token = json.loads(base64.b64decode(secret["data"]["config.json"]))["token"]
     (pod,) = cluster.pods()
+    wait_until(lambda: cluster.kubectl("logs", pod["metadata"]["name"], check=False))  # a kubelet tells it late
     told = json.dumps(pod) + cluster.kubectl("get", "configmaps,events", "-o", "json")
     told += cluster.kubectl("logs", pod["metadata"]["name"])
     told += cluster.kubectl(
@@ -215,8 +173,6 @@ def test_what_is_exported_is_taken_by_the_api_server(user: User, cluster: Cluste
 def test_the_policy_is_enough(user: User, cluster: Cluster) -> None:
     cluster.kubectl("apply", "-f", "-", stdin=user.cli("check", "kubernetes", "--policy"))
     secret = cluster.kubectl("get", "serviceaccount", "remuda", "-o", "jsonpath={.secrets[0].name}")
-    import base64
-
     token = base64.b64decode(cluster.kubectl("get", "secret", secret, "-o", "jsonpath={.data.token}")).decode()
     config = json.loads(cluster.kubeconfig.read_text())
     config["users"] = [{"name": "ann", "user": {"token": token}}]
@@ -241,6 +197,7 @@ def with_torch(nodes: int, command: str) -> str:
     return f"nodes: {nodes}\n{resources}{environment}volumes:\n{own}{run}"
 
 
+@pytest.mark.proves(PROOF, "mounts")
 def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
     pytest.importorskip("torch")
     start = '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
@@ -257,7 +214,7 @@ def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
 
 def test_a_killed_node_is_a_failure_of_the_node(user: User, cluster: Cluster) -> None:
     configure(user, cluster, "lost_after_s = 5\n")
-    user.submit(f"name: lost\n{SMALL}\ncheckpoint: state\nrun: |{COUNT}")
+    user.submit(f"name: lost\n{SMALL}\ncheckpoint: state\nrun: |{counting()}")
     wait_until(lambda: "step 2" in user.log("lost"))
     user.wait("lost", "running")
     (pod,) = cluster.pods()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.contract.stand_in import STAND_IN
 
 from remuda.domain.places import Hold
 from remuda.domain.units import HourlyRate
@@ -34,7 +35,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's process descriptors"),
 ]
-STAND_IN = Path(__file__).parents[1] / "contract" / "agent_stand_in.py"
 
 
 class Machine:

@@ -161,6 +161,50 @@ def test_users_routes_are_not_outside(client: Client, tmp_path: Path) -> None:
     assert _status(outside, "/boot/v1/..%2ftoken", None) in (404, 422)
 
 
+def test_busybox_may_fetch_files_by_hash_and_nothing_else(client: Client, tmp_path: Path) -> None:
+    busybox = shutil.which("busybox")
+    if busybox is None or os.getuid() != 0:
+        pytest.skip("needs busybox (apt-get install busybox-static) and root, since it runs in a root of its own")
+    for name in ("dev", "bin"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    for name in ("wget", "ssl_client"):
+        shutil.copy(busybox, tmp_path / "root/bin" / name)
+    for device, number in {"null": 3, "urandom": 9}.items():
+        os.mknod(tmp_path / "root/dev" / device, 0o666 | 0o020000, os.makedev(1, number))
+    outside = outside_of(client, tmp_path / "home")
+
+    def fetch(path: str) -> "subprocess.CompletedProcess[bytes]":
+        command = ["/bin/wget", "-q", "--no-check-certificate", "-O", "-", outside.address + path]
+        command = ["chroot", str(tmp_path / "root"), *command]
+        return subprocess.run(command, capture_output=True, timeout=60)
+
+    assert fetch(f"/boot/v1/{outside.agent()}").stdout == make_archive()
+    refused = fetch("/v1/health")
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert b"404" in refused.stderr
+    assert b"404" in fetch("/agent/v1/orders?gang=a&rank=0").stderr
+
+
+def test_weak_tls_is_refused_but_for_what_busybox_needs(client: Client, tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl's client")
+    where = outside_of(client, tmp_path / "home").address.removeprefix("https://")
+    sha1 = "-tls1_2 -cipher ALL:@SECLEVEL=0 -sigalgs ECDSA+SHA1"
+
+    def shakes(options: str) -> bool:
+        command = [openssl, "s_client", "-connect", where, *options.split()]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        return "Cipher is (NONE)" not in done.stdout and done.returncode == 0
+
+    assert shakes("-noservername -tls1_2")
+    assert shakes("-noservername -tls1_3")
+    assert not shakes("-noservername -tls1_1 -cipher ALL:@SECLEVEL=0")
+    assert not shakes("-noservername -tls1_2 -cipher ECDHE-ECDSA-AES128-SHA256")
+    assert not shakes(f"-noservername {sha1}")
+    assert shakes(f"-servername 127.0.0.1 {sha1}")
+
+
 def test_an_agent_says_nothing_to_another_certificate(client: Client, tmp_path: Path) -> None:
     client.submit("{name: mitm, run: 'echo no', workdir: null}")
     outside = replace(outside_of(client, tmp_path / "home"), pin="0" * 64)

@@ -5,31 +5,24 @@ from pathlib import Path
 
 import pytest
 from tests.contract import pbs_stand_in
-from tests.system.test_slurm_jobs import COUNT, SMALL
+from tests.contract.test_provider_pbs import PROOF
+from tests.system.pbs import list_jobs, user_on_pbs
+from tests.system.test_slurm_jobs import SMALL
 from tests.system.test_trust_gangs import MEET
-from tests.system.trust import User, user_at, wait_until
+from tests.system.trust import User, counting, wait_until
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path / "user") as user:
-        user.variables.update(pbs_stand_in.install(tmp_path / "pbs"))
-        user.settings(f'[providers.local]\nenabled = false\n[providers.pbs]\nfolder = "{user.root}/shared"\n')
+    with user_on_pbs(tmp_path) as user:
         yield user
-    for number in _jobs(user, "Q", "R", "E"):
-        pbs_stand_in.end_all(number)
-
-
-def _jobs(user: User, *states: str) -> list[str]:
-    with pbs_stand_in.cluster(user.root.parent / "pbs") as state:
-        return [number for number, job in state["jobs"].items() if job["state"] in states]
 
 
 def check_gone(user: User) -> None:
     """Nothing is left in PBS, in the shared folder or among the processes."""
-    wait_until(lambda: not _jobs(user, "Q", "R", "E"), lambda: f"jobs: {_jobs(user, 'Q', 'R', 'E')}")
+    wait_until(lambda: not list_jobs(user), lambda: f"jobs: {list_jobs(user)}")
     wait_until(lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left")
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
     assert user.json("nodes") == []
@@ -52,11 +45,11 @@ def test_ranks_of_a_gang_meet(user: User) -> None:
 
 
 def test_a_job_that_pbs_takes_away_goes_on(user: User) -> None:
-    steps = COUNT.replace("ROOT", str(user.root))
-    user.submit(f"name: taken\n{SMALL}\ncheckpoint: state\nrun: |\n{steps}")
+    steps = counting(f"[ ! -e {user.root}/go ]")
+    user.submit(f"name: taken\n{SMALL}\ncheckpoint: state\nrun: |{steps}")
     wait_until(lambda: "step 2" in user.log("taken"))
     user.wait("taken", "running")
-    (number,) = _jobs(user, "R")
+    (number,) = list_jobs(user, "R")
     pbs_stand_in.end_all(number)  # as the scheduler does for a job that goes first
     job = user.wait("taken", lambda job: job.attempt == 2)
     assert job.attempts[0].outcome == "preempted"
@@ -67,6 +60,7 @@ def test_a_job_that_pbs_takes_away_goes_on(user: User) -> None:
     check_gone(user)
 
 
+@pytest.mark.proves(PROOF, "notice")
 def test_a_walltime_is_asked_for_and_its_end_is_a_notice(user: User) -> None:
     user.settings(user.config.read_text() + "warning_s = 3615\n")  # of an hour, the grace of 10 s and the duration
     run = f"trap 'cat $REMUDA_NOTICE_FILE; exit 75' TERM; while [ ! -e {user.root}/go ]; do sleep 0.05; done"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import home_at, kill_server, wait_until
+from tests.system.server_home import home_at, home_with_jobs, kill_server, wait_until
 
 from remuda.client import ApiError, Client, connect
 from remuda.client.embedded import ensure_server, stop_server
@@ -19,12 +19,8 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    with home_at(tmp_path / "home") as folder:
+    with home_with_jobs(tmp_path / "home") as folder:
         yield folder
-        if server_holds_lock(str(folder)):
-            with connect() as client:
-                client.down()
-                wait_until(lambda: not client.nodes())
 
 
 def run_to_end(client: Client, name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
+from tests.contract.test_provider_slurm import PROOF, SlurmPlace, slurm_environment
 from tests.system.slurm import NODES, Cluster, cluster_at, why_not
 from tests.system.test_slurm_jobs import SMALL, check_gone
 from tests.system.trust import User, kill, user_at, wait_until
@@ -146,6 +146,7 @@ def test_a_server_killed_at_launch_makes_no_second_job(user: User, cluster: Clus
     check_gone(user, cluster)
 
 
+@pytest.mark.proves(PROOF, "notice")
 def test_slurms_time_limit_is_a_notice_and_the_job_goes_on(user: User, cluster: Cluster) -> None:
     user.settings(user.config.read_text() + "warning_s = 60\n")
     run = "trap 'cat $REMUDA_NOTICE_FILE; exit 75' TERM; "

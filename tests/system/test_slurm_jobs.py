@@ -6,20 +6,11 @@ from pathlib import Path
 
 import pytest
 from tests.system.slurm import Cluster, cluster_at, why_not
-from tests.system.trust import User, user_at, wait_until
+from tests.system.trust import User, counting, user_at, wait_until
 
 pytestmark = pytest.mark.system
 
 SMALL = "resources: {cpu: 1, memory: 512MiB}"
-# Counts to 4 in a folder that outlives attempts; says where it began, and writes a line when it is told to go.
-COUNT = """
-    n=$(cat $REMUDA_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
-    trap 'echo told to go; exit 143' TERM
-    while [ $n -lt 4 ]; do
-      n=$((n + 1)); echo $n > $REMUDA_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
-      while [ $n = 2 ] && [ ! -e ROOT/go ]; do sleep 0.05; done
-    done
-"""
 
 
 @pytest.fixture(scope="module")
@@ -148,5 +139,4 @@ def test_a_job_is_cancelled_in_every_phase(user: User, cluster: Cluster, when: s
 
 
 def _counting(name: str, user: User, resources: str) -> str:
-    steps = COUNT.replace("ROOT", str(user.root))
-    return f"name: {name}\n{resources}\ncheckpoint: state\nrun: |\n{steps}"
+    return f"name: {name}\n{resources}\ncheckpoint: state\nrun: |{counting(f'[ ! -e {user.root}/go ]')}"

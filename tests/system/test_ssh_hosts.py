@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.test_provider_ssh import pack_stand_in
+from tests.contract.stand_in import pack_stand_in
 from tests.system.hosts import Lab, LabHost, lab_at
 
 from remuda.domain.offers import Offer
@@ -116,11 +116,12 @@ def play(story: Awaitable[None]) -> None:
 
 def test_check_says_who_and_what(around: Around) -> None:
     async def story() -> None:
-        async with around.provider(hosts="h1, h2 gone", ssh_config=str(around.lab.ssh_config)) as provider:
+        async with around.provider(hosts="h1, h2 gone none-*", ssh_config=str(around.lab.ssh_config)) as provider:
             told = await facts(provider)
             assert told["h1"].startswith("root@10.99.0.1: accelerators 2 x T4")
             assert "none" in told["h2"]
-            assert "cannot be reached" in told["gone"]
+            assert "no address is known for it" in told["gone"]
+            assert told["none-*"] == "it stands for no Host of the SSH configuration"
             assert {offer.zone for offer in await provider.offers()} == {"h1", "h2", None}
 
     play(story())

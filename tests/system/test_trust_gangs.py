@@ -1,11 +1,10 @@
 """Gangs on this machine: ranks know each other, fail as one, stop in their grace; who waits, and who holds what."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.drivers import make_driver
 from tests.system.trust import User, check_clean, kill, user_at, wait_until
 
 pytestmark = pytest.mark.system
@@ -120,33 +119,9 @@ def test_more_jobs_than_cpus_wait_in_their_order_and_say_their_place(user: User)
     check_clean(user)
 
 
-# A driver's library that answers for two GPUs, as NVIDIA's would; the agent's own cards are never touched.
-DRIVER = """
-#include <string.h>
-#include <stdio.h>
-typedef struct { unsigned long long total, free, used; } memory;
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)(unsigned long)(i + 1); return 0; }
-int nvmlDeviceGetUUID(void *d, char *s, unsigned n) { snprintf(s, n, "GPU-%lu", (unsigned long)d); return 0; }
-int nvmlDeviceGetName(void *d, char *s, unsigned n) { snprintf(s, n, "NVIDIA A100-SXM4-80GB"); return 0; }
-int nvmlDeviceGetMemoryInfo(void *d, memory *m) { m->total = m->free = 85899345920ULL; m->used = 0; return 0; }
-int nvmlDeviceGetMigMode(void *d, unsigned *a, unsigned *b) { return 3; }
-"""
-
-
 @pytest.fixture
 def driver(user: User) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler to make a driver's library that answers for two GPUs")
-    folder = user.root / "driver"
-    folder.mkdir()
-    (folder / "nvml.c").write_text(DRIVER)
-    library = str(folder / "libnvidia-ml.so.1")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(folder / "nvml.c")], check=True)
-    user.variables["LD_LIBRARY_PATH"] = str(folder)
+    user.variables["LD_LIBRARY_PATH"] = str(make_driver(user.root / "driver"))
 
 
 @pytest.mark.usefixtures("driver")

@@ -86,7 +86,7 @@ def test_budget_is_kept_and_told(user: User, receiver: Receiver) -> None:
 
 def test_deadline_ends_what_runs_and_what_waits(user: User) -> None:
     user.settings("[providers.local]\ncpus = 1\n")
-    at = datetime.now(UTC) + timedelta(seconds=6)
+    at = datetime.now(UTC) + timedelta(seconds=12)  # long after the other's
     running = user.submit(
         f"{{name: late, limits: {{deadline: '{at:%Y-%m-%dT%H:%M:%SZ}'}}, grace: 1s, "
         "resources: {cpu: 1}, run: 'sleep 300'}"

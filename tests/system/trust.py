@@ -25,7 +25,6 @@ from remuda.client.wire import JobDetail
 
 PATIENCE_S = 60.0  # of a wait on a machine that is busy with other things; nothing is expected to take it
 ENDED = frozenset({"done", "failed", "stopped"})
-RATE = 3_600_000_000  # micro-USD an hour: a second costs 1,000,000, so that bills are read as times
 
 
 class User:
@@ -257,6 +256,21 @@ def check_bill(user: User, job: JobDetail) -> None:
             assert abs(amount - exact) <= len(own)
             total += amount
     assert total == job.spent_micros == sum(c["amount_micros"] for c in charges)
+
+
+def counting(held: str = "[ $REMUDA_ATTEMPT = 1 ]") -> str:
+    """Commands that count to 4 in a checkpoint folder, say where they began, and wait at 2 while `held` is true.
+
+    They write a line when they are told to go.
+    """
+    return f"""
+    n=$(cat $REMUDA_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
+    trap 'echo told to go; exit 143' TERM
+    while [ $n -lt 4 ]; do
+      n=$((n + 1)); echo $n > $REMUDA_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
+      while [ $n = 2 ] && {held}; do sleep 0.05; done
+    done
+"""
 
 
 @contextmanager

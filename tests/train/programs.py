@@ -32,6 +32,18 @@ class Block(nn.Module):
         return out
 
 
+class Averaged(Block):
+    """A block with running means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(super().forward(x))
+        return out
+
+
 class Head(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -220,6 +232,10 @@ def by_hand_on_ranks(say: Say, precision: str, sharded: bool, steps: int) -> lis
     return losses
 
 
+def count_threads(say: Say) -> int:
+    return torch.get_num_threads()
+
+
 def parity(say: Say, plan: train.Plan, steps: int) -> dict[str, Any]:
     return learn(say, plan, steps=steps)
 
@@ -301,6 +317,38 @@ def short_of_memory(say: Say, steps: int, rank: int, room: int, at: int, normed:
     state = {name: value.double().sum().item() for name, value in full_state(model).items()}
     run.close()
     return {"losses": losses, "sizes": sizes, "state": state, "pid": os.getpid()}
+
+
+def split_and_short(
+    say: Say, plan: train.Plan, steps: int, at: int, rank: int, room: int, batch: int = 24, stop: int | None = None
+) -> dict[str, Any]:
+    """As `learn`; one rank of a split model, or with -1 each, has no memory for more than `room` samples at once at
+    step `at`. With AVERAGED the first block has running means.
+    """
+    before = Block.forward
+    if "AVERAGED" in os.environ:
+        STAGES[0] = Averaged
+
+    def forward(block: Block, x: torch.Tensor) -> torch.Tensor:
+        if runs and rank in (-1, runs[0].world.rank) and runs[0].steps == at and len(x) > room:
+            raise torch.OutOfMemoryError("out of memory, planted")
+        return before(block, x)
+
+    runs: list[train.Run] = []
+    watch = runs.append
+    train.observers.append(watch)
+    Block.forward = forward  # type: ignore[method-assign]
+    return learn(say, plan, steps=steps, batch=batch, stop=stop)
+
+
+def mistaken(say: Say, plan: train.Plan) -> dict[str, Any]:
+    """As `learn`; the user's loss has a mistake."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a mistake of the user's")
+
+    F.cross_entropy = loss
+    return learn(say, plan, steps=2)
 
 
 def refused(say: Say, plan: train.Plan, device: str) -> str:

@@ -1,10 +1,14 @@
 """Ranks for tests: processes forked from a warm one, each with the environment that its test gives it.
 
 The warm process has PyTorch imported and has computed nothing, so that a rank starts in milliseconds and without
-threads that a fork would lose. Ranks meet in a store that the test itself holds, so no port is chosen twice.
+threads that a fork would lose. Ranks meet in a store that the test itself holds, so no port is chosen twice. They
+compute on one thread by their environment: torch.set_num_threads, which ends the threads of a pool that it has just
+made, was seen to hang there for good on a loaded machine.
 """
 
+import faulthandler
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -14,9 +18,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 
@@ -24,18 +30,26 @@ WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.train.programs"]
 )
-LONGEST_S = 90.0
+LONGEST_S = 150.0
 Work = Callable[..., Any]
+
+
+@cache
+def _warm_up() -> None:
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+        multiprocessing.forkserver.ensure_running()
 
 
 class Ranks:
     """Some processes that run the same function, as torchrun would start them."""
 
     def __init__(self, size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None) -> None:
+        _warm_up()
         self._store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
         )
         self._pipes: list[Connection] = []
+        self._folder = folder
         self.processes = []
         for rank in range(size):
             mine = {name: value for name, value in os.environ.items() if not name.startswith("REMUDA_")}
@@ -58,8 +72,13 @@ class Ranks:
     def heard(self, rank: int) -> Any:
         """The next thing that a rank said; EOFError once it is gone."""
         if not self._pipes[rank].poll(LONGEST_S):
+            for process in self.processes:
+                if process.is_alive():
+                    os.kill(process.pid or 0, signal.SIGABRT)  # each says where it is
+                    process.join(10)
+            where = "\n".join(path.read_text() for path in sorted(self._folder.glob("stacks-*")))
             self.end()
-            raise AssertionError(f"rank {rank} said nothing for {LONGEST_S:.0f} s")
+            raise AssertionError(f"rank {rank} said nothing for {LONGEST_S:.0f} s\n{where}")
         return self._pipes[rank].recv()
 
     def rest(self, rank: int) -> list[Any]:
@@ -110,9 +129,7 @@ def _be_rank(pipe: Connection, env: dict[str, str], folder: str, work: Work, arg
     os.environ.update(env)
     os.chdir(folder)
     warnings.simplefilter("error")
-    import torch
-
-    torch.set_num_threads(1)
+    faulthandler.enable(open(f"stacks-{env.get('RANK', '0')}-{os.getpid()}", "w"))  # noqa: SIM115 - until it ends
     try:
         value = work(lambda said: pipe.send(("said", said)), *args)
         pipe.send(("result", value))

@@ -2,14 +2,17 @@
 
 import gc
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+from remuda.cli.main import cli
 from remuda.train.operations import classify, count_flops
-from remuda.train.script import fake_device, trace_script
+from remuda.train.script import fake_device, run_script, trace_script
 from remuda.train.trace import trace_step
 
 MIB = 1 << 20
@@ -172,6 +175,43 @@ def test_a_script_is_traced_up_to_its_first_step(tmp_path: Path, monkeypatch: py
     assert torch.compile.__module__ == "torch"
 
 
+def test_the_command_traces_a_script_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text("import torch\nlayer = lambda: torch.nn.Linear(8, 2)\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\nfrom parts import layer\nprint('loading')\nmodel = layer()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "if sys.argv[1:] == ['stop']: sys.exit(3)\nif sys.argv[1:] == ['fail']: raise OSError('no data')\n"
+        "model(torch.randn(4, 8)).sum().backward()\noptimizer.step()\n"
+    )
+    places = list(sys.path)
+    done = CliRunner().invoke(cli, ["estimate", str(script), "--gpu", "H200", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["batch"] == 4
+    assert done.stderr == "loading\n"
+    assert sys.path == places
+    stopped = CliRunner().invoke(cli, ["estimate", str(script), "--", "stop"])
+    assert stopped.exit_code == 1
+    assert "ended by itself (exit code 3)" in stopped.stderr
+    failed = CliRunner().invoke(cli, ["estimate", str(script), "--", "fail"])
+    assert "OSError: no data" in failed.stderr
+    assert "train.py:7: if sys.argv" in failed.stderr
+
+
+def test_a_script_finds_what_lies_beside_it_and_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/beside_the_script.py").write_text("WORD = 'found'\n")
+    (tmp_path / "real/train.py").write_text(
+        "import sys, beside_the_script as b\nsys.exit(f'{b.WORD} {sys.argv[1:]}')\n"
+    )
+    (tmp_path / "train.py").symlink_to(tmp_path / "real/train.py")
+    before = list(sys.path), list(sys.argv)
+    with pytest.raises(SystemExit, match=r"found \['7'\]"):
+        run_script(str(tmp_path / "train.py"), ["7"])
+    assert (sys.path, sys.argv) == before
+    del sys.modules["beside_the_script"]
+
+
 def test_a_script_without_a_step_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(2).shape)\n")
     with pytest.raises(RuntimeError, match="without an optimizer's step"):
@@ -280,3 +320,44 @@ def test_hard_coded_devices_scalers_heads_and_accumulation(tmp_path: Path) -> No
     assert profile["run"] == {"accumulate": 4}
     assert profile["parameters"] == 64 * 8 + 8 + 8 * 2 + 2
     assert total(profile, "flops", backward=False) == 2 * 16 * (64 * 8 + 8 * 2)
+
+
+def test_experts_get_an_even_share_of_what_is_routed_and_masks_choose_all() -> None:
+    with fake_device():
+        gate, experts = nn.Linear(16, 4, bias=False), nn.ModuleList(nn.Linear(16, 32, bias=False) for _ in range(4))
+        data, mask = torch.randn(64, 16), torch.ones(64, dtype=torch.bool)
+
+        def step() -> torch.Tensor:
+            weights, chosen = gate(data).topk(2)
+            out = torch.zeros(64, 32)
+            for number, expert in enumerate(experts):
+                rows, place = torch.where(chosen == number)
+                out = out.index_add(0, rows, expert(data[rows]) * weights[rows, place, None])
+            return out[mask].mean()
+
+        profile = trace_step(nn.ModuleList([gate, experts]), step, batch=64)
+    assert total(profile, "flops", kind="matmul", backward=False) == 2 * 64 * 16 * 4 + 2 * (2 * 64) * 16 * 32
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_mask_that_routes_nothing_chooses_all_though_it_is_as_large_as_what_top_1_routed(masked: bool) -> None:
+    """Experts find their samples by `where` or by a mask; labels choose what the head is given."""
+    with fake_device():
+        gate, head = nn.Linear(16, 4, bias=False), nn.Linear(16, 8, bias=False)
+        experts = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(4))
+        data, labels = torch.randn(4, 16, 16), torch.zeros(4, 16, dtype=torch.int64)
+
+        def step() -> torch.Tensor:
+            flat = data.flatten(0, 1)
+            weights, chosen = gate(flat).topk(1)
+            out = torch.zeros(64, 16)
+            for number, expert in enumerate(experts):
+                rows = (nn.functional.one_hot(chosen[:, 0], 4)[:, number] > 0) if masked else chosen == number
+                place = rows if masked else torch.where(rows)[0]
+                out[place] = expert(flat[place]) * weights[place]
+            hidden = out.view(4, 16, 16)
+            return head(hidden[labels != -100]).sum() + head(out[labels.flatten() != -100]).sum()
+
+        profile = trace_step(nn.ModuleList([gate, experts, head]), step, batch=4)
+    routed = 2 * 64 * 16 * 4 + 2 * 64 * 16 * 16
+    assert total(profile, "flops", kind="matmul", backward=False) == routed + 2 * (2 * 64 * 16 * 8)

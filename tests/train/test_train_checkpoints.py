@@ -14,8 +14,10 @@ from torch.nn import functional as F
 
 from remuda import train
 from remuda.train.checkpoint import store as stores
-from remuda.train.checkpoint.interval import FIRST_S, Interval, told
+from remuda.train.checkpoint.interval import FIRST_S, LEAST_LOSSES, QUIET_H, Interval, told
+from remuda.train.checkpoint.keeper import SAVE, Keeper
 from remuda.train.checkpoint.store import MARK, Checkpoint, commit, find_latest
+from remuda.train.world import World
 
 NEVER = 1e9
 
@@ -86,6 +88,25 @@ def saves_beside_steps(say: Say) -> list[int]:
 
 def test_a_save_has_the_number_of_the_step_that_comes_next(tmp_path: Path) -> None:
     assert run(1, saves_beside_steps, folder=tmp_path) == [[1, 3, 72]]
+
+
+def saves_first(say: Say, first: bool) -> list[float]:
+    made, model, optimizer, data = make_run("checkpoints")
+    if first:
+        assert made.save(wait=True)
+    losses = []
+    for batch in made.batches(data, epochs=1):
+        losses.append(float(made.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)))
+        made.step(optimizer)
+    made.close()
+    return losses
+
+
+def test_a_save_before_the_first_step_changes_nothing(tmp_path: Path) -> None:
+    """Torch makes the state of an optimizer that has none by a step of its own, which must not count."""
+    (tmp_path / "saved").mkdir()
+    (expected,) = run(1, saves_first, False, folder=tmp_path)
+    assert run(1, saves_first, True, folder=tmp_path / "saved") == [expected]
 
 
 def keeps_things(say: Say, stop: int) -> tuple[float, int]:
@@ -181,6 +202,11 @@ def test_the_interval_follows_from_cost_and_losses(monkeypatch: pytest.MonkeyPat
     assert dear.seconds == 100  # a stall of 1 % at most
     assert Interval(losses_per_hour=60, stall_s=1e-6, write_s=40).seconds == 80  # half of the time at most writing
     assert told(12.5).seconds == 12.5
+    for said_rate, rate in (("0.5", 0.5), ("0", LEAST_LOSSES), ("often", 1 / QUIET_H), ("", 1 / QUIET_H)):
+        monkeypatch.setenv("REMUDA_LOSSES_PER_HOUR", said_rate)
+        interval = told("auto")
+        interval.measured(0.5, 1.0)
+        assert interval.seconds == pytest.approx((2 * 0.5 * 3600 / rate) ** 0.5)
     monkeypatch.setenv("REMUDA_CHECKPOINT_EVERY_S", "90")
     assert told("auto").seconds == 90
     said = tmp_path / "every"
@@ -190,3 +216,17 @@ def test_the_interval_follows_from_cost_and_losses(monkeypatch: pytest.MonkeyPat
     assert told("auto").seconds == 45.5
     said.write_text("soon")
     assert told("auto").seconds == FIRST_S
+
+
+def test_a_machine_said_to_be_at_risk_saves_once_at_once_and_works_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    advice = tmp_path / "advice.json"
+    monkeypatch.setenv("REMUDA_ADVICE_FILE", str(advice))
+    keeper = Keeper(str(tmp_path / "checkpoints"), World("cpu"), 3600.0)
+    try:
+        assert keeper.wish() == 0
+        advice.write_text("{}")
+        assert [keeper.wish(), keeper.wish()] == [SAVE, 0]
+    finally:
+        keeper.close()

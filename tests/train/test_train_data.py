@@ -1,5 +1,6 @@
 """One order for any number of ranks: every sample once, resumed anywhere, with the same augmentations."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +40,23 @@ def read(data: Data, ranks: int, steps: int, **options: Any) -> list[list[Any]]:
     data.position = until
     assert len(found) == steps
     return found
+
+
+class Pairs(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), index), str(index)
+
+
+def test_workers_hand_over_what_threads_do_and_may_be_left_early() -> None:
+    options = {"threads": 1, "prefetch": 4}
+    threads, workers = (Data(Pairs(64), global_batch=4).read(Share(0, 1, 4), 64, **options, workers=n) for n in (0, 1))
+    for _ in range(2):
+        (numbers, names), (expected, same) = next(workers), next(threads)
+        assert numbers.dtype == expected.dtype
+        assert (numbers.tolist(), list(names)) == (expected.tolist(), list(same))
+    time.sleep(0.5)  # so that the worker has made more ready than is read
+    workers.close()
+    threads.close()
 
 
 def samples(part: Any) -> list[Any]:

@@ -1,15 +1,26 @@
 """The micro-batch: found by measurement, agreed, and smaller for all when one rank runs out."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from tests.train.programs import short_of_memory
-from tests.train.ranks import run
+from tests.train.programs import by_hand, mistaken, short_of_memory, split_and_short
+from tests.train.ranks import Ranks, run
 
+from remuda.train import Plan
+from remuda.train.checkpoint import rescue
+from remuda.train.checkpoint.notice import AGAIN
 from remuda.train.micro import Micro, OutOfMemory, find, is_no_memory
 
 STEPS, PLENTY = 5, 10**6
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 class Card:
@@ -73,6 +84,8 @@ def test_sizes_are_known_by_the_kind_of_gpu() -> None:
         (RuntimeError("cublas: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
         (RuntimeError("shape mismatch"), False),
         (ValueError("out of memory"), False),
+        (_caused(RuntimeError("a stage failed"), torch.OutOfMemoryError("x")), True),
+        (_caused(RuntimeError("a stage failed"), ValueError("x")), False),
     ],
 )
 def test_what_is_no_memory(error: BaseException, expected: bool) -> None:
@@ -101,6 +114,104 @@ def test_one_rank_out_of_memory_in_the_backward_pass_leaves_no_other_waiting(tmp
     for rank in found:
         assert rank["sizes"] == [12] + [6] * (STEPS - 1)
         assert rank["losses"] == pytest.approx(plenty[0]["losses"], rel=1e-6)
+
+
+FSDP, TENSOR, PIPELINE = Plan(shards=2), Plan(tensor=2), Plan(pipeline=2, micro_batch=6)
+SPLIT = [
+    pytest.param(FSDP, 12, 0, 3, 24, id="fsdp2"),
+    pytest.param(FSDP, 12, 0, 0, 24, id="fsdp2, first step"),
+    pytest.param(TENSOR, 24, 1, 3, 24, id="tensor"),
+    pytest.param(TENSOR, 24, -1, 3, 24, id="tensor, both ranks"),
+    pytest.param(PIPELINE, 6, 1, 3, 24, id="pipeline"),
+    pytest.param(PIPELINE, 6, 0, 0, 24, id="pipeline, first step"),
+    pytest.param(Plan(pipeline=2, micro_batch=15), 15, 1, 2, 30, id="pipeline, half of it does not divide the share"),
+]
+
+
+@pytest.mark.parametrize(("plan", "size", "rank", "at", "batch"), SPLIT)
+def test_a_split_model_out_of_memory_is_run_again_from_the_same_step(
+    plan: Plan, size: int, rank: int, at: int, batch: int, tmp_path: Path
+) -> None:
+    losses, _ = by_hand("fp32", steps=STEPS, batch=batch)
+    ranks = Ranks(2, split_and_short, plan, STEPS, at, rank, size - 1, batch, folder=tmp_path)
+    said: list[Any] = [[value for _, value in ranks.rest(n)] for n in range(2)]
+    assert ranks.end() == [AGAIN, AGAIN]
+    assert [len(each) for each in said] == [at, at]
+    rest = run(2, split_and_short, plan, STEPS, at, rank, size - 1, batch, folder=tmp_path)
+    for before, after in zip(said, rest, strict=True):
+        assert after["steps"] == STEPS
+        assert before + after["losses"] == pytest.approx(losses, rel=1e-6)  # no step was lost, none was done twice
+        assert after["micro"] == size // 2
+
+
+def test_tensor_ranks_with_replicas_do_not_wait_for_one_that_ran_out(tmp_path: Path) -> None:
+    plan = Plan(tensor=2, replicas=2)
+    assert Ranks(4, split_and_short, plan, STEPS, 1, 3, 11, folder=tmp_path).end() == [AGAIN] * 4
+    assert {each["micro"] for each in run(4, split_and_short, plan, STEPS, 1, 3, 11, folder=tmp_path)} == {6}
+
+
+def test_the_first_step_after_a_checkpoint_runs_out(tmp_path: Path) -> None:
+    """What is rescued is at the checkpoint's own step: it is not needed, but its note is."""
+    run(2, split_and_short, FSDP, STEPS, 0, 0, PLENTY, 24, 3, folder=tmp_path)
+    assert Ranks(2, split_and_short, FSDP, STEPS, 3, 0, 11, folder=tmp_path).end() == [AGAIN, AGAIN]
+    assert {each["micro"] for each in run(2, split_and_short, FSDP, STEPS, 3, 0, 11, folder=tmp_path)} == {6}
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_where_one_sample_does_not_fit_the_run_ends_with_an_error(at: int, tmp_path: Path) -> None:
+    for _ in (12, 6, 3):
+        assert Ranks(2, split_and_short, FSDP, STEPS, at, 1, 0, folder=tmp_path).end() == [AGAIN, AGAIN]
+    ranks = Ranks(2, split_and_short, FSDP, STEPS, at, 1, 0, folder=tmp_path)
+    (text,) = ranks.rest(1)
+    assert "one sample at a time does not fit into memory; try Plan(recompute=True)" in text
+    assert ranks.end() == [1, 1]
+
+
+def test_a_mistake_in_the_loss_of_a_pipeline_is_no_lack_of_memory(tmp_path: Path) -> None:
+    ranks = Ranks(2, mistaken, PIPELINE, folder=tmp_path)
+    (text,) = ranks.rest(1)
+    assert text.endswith("RuntimeError: a mistake of the user's\n")
+    assert ranks.end() == [1, 1]
+
+
+AVERAGED = [pytest.param(FSDP, 12, 1), pytest.param(PIPELINE, 6, 0), pytest.param(PIPELINE, 6, 1)]
+
+
+@pytest.mark.parametrize(("plan", "size", "rank"), AVERAGED, ids=["fsdp2", "pipeline, first", "pipeline, last"])
+def test_running_means_are_those_of_a_run_that_had_the_memory(plan: Plan, size: int, rank: int, tmp_path: Path) -> None:
+    env, calm = {"AVERAGED": "1"}, tmp_path / "calm"
+    calm.mkdir()
+    assert Ranks(2, split_and_short, plan, STEPS, 3, rank, size - 1, folder=tmp_path, env=env).end() == [AGAIN, AGAIN]
+    found = run(2, split_and_short, plan, STEPS, 3, rank, size - 1, folder=tmp_path, env=env)
+    run(2, split_and_short, replace(plan, micro_batch=size), STEPS, 0, 0, PLENTY, 24, 3, folder=calm, env=env)
+    expected = run(2, split_and_short, replace(plan, micro_batch=size // 2), STEPS, 0, 0, PLENTY, folder=calm, env=env)
+    assert [each["state"] for each in found] == [each["state"] for each in expected]
+
+
+def test_two_that_run_out_together_both_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one writes its note between the first one's writing and naming."""
+    first, second = (SimpleNamespace(rank=rank, size=2) for rank in range(2))
+    name = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", name)
+        rescue.write(tmp_path, 0, second, None, {}, {"A": 6})  # type: ignore[arg-type]
+        return name(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    rescue.write(tmp_path, 0, first, None, {}, {"A": 6})  # type: ignore[arg-type]
+    assert rescue.note(tmp_path, 0) == {"A": 6}
+
+
+def test_parts_of_two_attempts_are_no_whole(tmp_path: Path) -> None:
+    """One attempt keeps the one part, the next one the other: neither is a step that both ranks were at."""
+    first, second = (SimpleNamespace(rank=rank, size=2) for rank in range(2))
+    for world in (first, second):
+        rescue.write(tmp_path, 4, world, {}, {"plan": "P"}, {})  # type: ignore[arg-type]
+        assert rescue.find(tmp_path, world, "P", 2) == (None, {})  # type: ignore[arg-type]
+    for world in (first, second):
+        rescue.write(tmp_path, 4, world, {}, {"plan": "P"}, {})  # type: ignore[arg-type]
+    assert rescue.find(tmp_path, first, "P", 2) == (4, {})  # type: ignore[arg-type]
 
 
 def test_a_step_that_begins_again_leaves_no_trace(tmp_path: Path) -> None:

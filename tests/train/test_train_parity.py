@@ -1,15 +1,31 @@
 """The same losses as a loop written by hand, for each way to spread a model and each precision."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.train.programs import by_hand, by_hand_on_ranks, compare_by_hand, learn_on_gpu, parity, refused
+from tests.train.programs import (
+    by_hand,
+    by_hand_on_ranks,
+    compare_by_hand,
+    count_threads,
+    learn_on_gpu,
+    parity,
+    refused,
+)
 from tests.train.ranks import run
+from tests.train.ways import both, not_filled
 
 from remuda.train import Plan
 
 STEPS = 6
+COMPILING = {  # in the rank itself, by no process that would outlive it; headers are not compiled for one small network
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache/remuda-tests/inductor"),
+}
 PLANS = [
     (1, Plan()),
     (2, Plan()),
@@ -48,6 +64,11 @@ def test_every_plan_learns_as_a_plain_loop_does(case: tuple[int, Plan], tmp_path
         assert found["steps"] == STEPS
 
 
+def test_ranks_compute_on_one_thread(tmp_path: Path) -> None:
+    """As torchrun has it by default; sums of floats depend on it."""
+    assert run(2, count_threads, folder=tmp_path) == [1, 1]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_every_precision_is_bitwise_that_of_a_plain_loop(precision: str, tmp_path: Path) -> None:
     (expected,) = run(1, compare_by_hand, precision, STEPS, False, folder=tmp_path)
@@ -62,6 +83,34 @@ def test_two_ranks_learn_as_with_torchs_own_classes(precision: str, sharded: boo
     plan = Plan(precision=precision, shards=2 if sharded else 1)  # type: ignore[arg-type]
     for found in run(2, parity, plan, STEPS, folder=tmp_path):
         assert found["losses"] == pytest.approx(expected, rel=1e-6)
+
+
+WAYS = [
+    (Plan(), False, {"forwards": 2 * STEPS, "channels_last": False, "meta": False}),
+    (Plan(recompute=True), False, {"forwards": 4 * STEPS}),
+    (Plan(channels_last=True), False, {"channels_last": True}),
+    (Plan(), True, {"meta": True}),
+    (Plan(channels_last=True, recompute=True), True, {"forwards": 4 * STEPS, "channels_last": True, "meta": True}),
+    (Plan(compile=True), False, {"interpreted": 0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("plan", "meta", "seen"), WAYS, ids=["plain", "recompute", "layout", "meta", "three", "compile"]
+)
+def test_every_way_to_run_a_network_is_bitwise_that_by_hand(
+    plan: Plan, meta: bool, seen: dict[str, Any], tmp_path: Path
+) -> None:
+    if plan.compile and not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("torch.compile on a CPU needs a C++ compiler, and there is neither g++ nor clang++")
+    (found,) = run(1, both, plan, meta, STEPS, folder=tmp_path, env=COMPILING)
+    assert found["losses"] == found["expected"]
+    assert {name: found[name] for name in seen} == seen
+
+
+def test_a_layer_that_nothing_would_fill_is_not_built_empty(tmp_path: Path) -> None:
+    (reason,) = run(1, not_filled, folder=tmp_path)
+    assert "1 (MultiheadAttention) has no reset_parameters() to fill in_proj_weight" in reason
 
 
 @pytest.mark.gpu

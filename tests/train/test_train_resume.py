@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.train.programs import SAMPLES, attempt, slowly, until_killed
 from tests.train.ranks import Ranks, run
+from tests.train.ways import told_to_leave
 
 from remuda.train import AGAIN, Plan
 from remuda.train.checkpoint.store import find_latest
@@ -107,6 +108,21 @@ def test_the_notice_file_of_a_job_is_a_notice(tmp_path: Path) -> None:
     notice.write_text('{"seconds": 30, "deadline": 0, "reason": "test"}')
     ranks.results(exit_code=AGAIN)
     assert find_latest(tmp_path / "checkpoints") is not None
+
+
+@pytest.mark.parametrize(("left", "takes", "warned"), [(300.0, 600.0, True), (900.0, 600.0, False)])
+def test_a_notice_that_is_shorter_than_the_last_save_is_said_and_saved_at_once(
+    left: float, takes: float, warned: bool, tmp_path: Path
+) -> None:
+    env = {"REMUDA_NOTICE_FILE": str(tmp_path / "told")}
+    (said,) = run(1, told_to_leave, left, takes, folder=tmp_path, env=env)
+    assert said[0] == str(AGAIN)
+    saved = find_latest(tmp_path / "checkpoints")
+    assert saved is not None
+    assert saved.step > 2
+    assert f"asked to leave at step {saved.step}: saved" in said
+    short = [each for each in said if "are left" in each]
+    assert [f"a save takes {takes:.1f} s" in each and "step 2 is safe" in each for each in short] == [True] * warned
 
 
 def test_two_ranks_that_are_killed_go_on_bitwise(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Rates and dollars of a run, the file of progress, and trackers."""
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,12 +60,12 @@ def test_the_price_comes_from_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train.Meter(pick("cpu"), 1).price is None
 
 
-def run_steps(folder: Path, *trackers: Heard) -> None:
+def run_steps(folder: Path, *trackers: Heard, meter: train.Meter | None = None, batch_size: int = 4) -> None:
     run = train.Run(folder, device="cpu", save_every=1e9)
     model = run.model(lambda: nn.Linear(4, 2))
     optimizer = run.optimizer(torch.optim.SGD, lr=0.1)
-    data = run.data(train.Tensors(torch.randn(32, 4), torch.zeros(32, dtype=torch.long)), global_batch=4)
-    track(run, *trackers)
+    data = run.data(train.Tensors(torch.randn(32, 4), torch.zeros(32, dtype=torch.long)), global_batch=batch_size)
+    track(run, *trackers, meter=meter)
     for batch in run.batches(data, epochs=2):
         value = run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
         run.step(optimizer)
@@ -72,18 +73,49 @@ def run_steps(folder: Path, *trackers: Heard) -> None:
     run.close()
 
 
-def test_the_progress_file_holds_the_newest_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("batch_size", "total"), [(4, 64), (5, 60)])  # what is no whole batch is not read
+def test_the_progress_file_holds_the_newest_line_alone(
+    batch_size: int, total: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "progress"
     monkeypatch.setenv("REMUDA_PROGRESS_FILE", str(path))
     monkeypatch.setenv("REMUDA_PRICE_USD_HR", "3")
     monkeypatch.setattr("remuda.train.progress.PACE_S", 0.0)
-    run_steps(tmp_path / "run")
+    run_steps(tmp_path / "run", batch_size=batch_size)
     (line,) = path.read_text().splitlines()
     found = json.loads(line)
-    assert (found["done"], found["total"]) == (64, 64)
+    assert (found["done"], found["total"]) == (total, total)
     assert found["samples_per_s"] > 0
     assert found["usd_left"] == 0
     assert {"loss", "usd_per_1000_samples"} <= set(found)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 80, 400])
+def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("REMUDA_PRICE_USD_HR", "3")
+    monkeypatch.setattr("remuda.train.progress.PACE_S", 0.0)
+    meter = train.Meter(Device(torch.device("cpu"), "cpu", "H200"), 1, flops=1e9, peaks={"H200": 1e15})
+    run_steps(tmp_path / "run", meter=meter)
+    text = screen.getvalue()
+    assert text.endswith("\n")
+    assert text.count("\n") == 1, "a line that is too long would begin a new one each second"
+    lines = text.rstrip("\n").replace("\x1b[K", "").split("\r")[1:]
+    assert len(lines) == 16
+    assert max(map(len, lines)) < columns
+    assert lines[-1].startswith("64/64 samples  loss ")
+    if columns == 400:
+        for part in ("/s", " ms", "/1k", "/epoch", "/step", "$0 left", "MFU ", "data ", "compute ", "optimizer "):
+            assert part in lines[-1]
 
 
 def test_trackers_get_values_and_one_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,10 @@ def start(folder: Path, rank: int, port: int, key: str = "key", *, command: str 
     home = folder / str(rank)
     home.mkdir()
     (home / "mpi.py").write_bytes(PROGRAM.read_bytes())
-    (home / "hosts").write_text("first slots=2\nsecond slots=2\n")
     env = {
         **os.environ,
         **{"NODE_RANK": str(rank), "NNODES": "2", "REMUDA_HOSTS": "first,second", "REMUDA_MPI_KEY": key},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "REMUDA_HOSTFILE": str(home / "hosts")},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NPROC_PER_NODE": "2"},
     }
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(home / "mpi.py"), sys.executable, "-c", command],
@@ -57,6 +56,14 @@ def test_the_launcher_runs_commands_on_other_ranks(tmp_path: Path, port: int) ->
     assert lines[0] == "1 of 2 bad 5"
     assert lines[1].startswith("255 remuda: third: no such host")
     assert lines[2] == "['first', 'slots=2', 'second', 'slots=2']"
+
+
+def test_a_host_with_two_ranks_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI 5 takes no list that names one twice with its slots."""
+    monkeypatch.setenv("NPROC_PER_NODE", "2")
+    variables = mpi.launcher_variables(str(tmp_path), ["one", "two", "one"])
+    assert Path(variables["PRTE_MCA_prte_default_hostfile"]).read_text() == "one slots=4\ntwo slots=2\n"
+    assert Path(variables["HYDRA_HOST_FILE"]).read_text() == "one:4\ntwo:2\n"
 
 
 def test_a_rank_with_another_key_is_a_stranger(tmp_path: Path, port: int) -> None:

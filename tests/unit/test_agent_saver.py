@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from remuda.agent.runner import Runner
 from remuda.agent.saver import Saver
 from remuda.agent.work import handover
 
@@ -71,6 +72,43 @@ def test_what_changes_while_it_is_opened_is_void(
     monkeypatch.setattr(handover.Saving, "__init__", slow)
     sent: list[bool] = []
     monkeypatch.setattr(handover.Saving, "send", lambda self: sent.append(True) or (1, 1))
-    handover.hand_over(make_config(tmp_path), str(folder), copy_first=False, since_ns=0)
+    handover.hand_over(make_config(tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0)
     said = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (said["state"], sent) == ("void", [])
+
+
+@pytest.mark.parametrize(("copies", "told"), [(True, "preempted"), (False, "exit")])
+def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(copies: bool, told: str) -> None:
+    runner: Any = Runner.__new__(Runner)
+    asked: list[str] = []
+    ended: list[tuple[str, int | None]] = []
+    runner._steps = SimpleNamespace(finishing=True, process=object() if copies else None, ask=lambda: asked.append(""))
+    runner._loop, runner._kill_timer = StillLoop(), None
+    runner._over = runner._dismissed = False
+    runner._ending = None
+    runner._faults, runner._born = SimpleNamespace(found=""), 0.0
+    runner._config = SimpleNamespace(taken=None)
+    runner._conclude = lambda outcome, code, reason: ended.append((outcome, code))
+    runner._end("preempted", "the node is taken away", 30.0, 5.0)
+    runner.failed("exit", 74, "its outputs could not be copied")
+    runner.ran(0, 0)
+    assert ended == [(told, 74), ("succeeded", 0)], "a copy that is done in time makes it succeed"
+    assert asked == [], "what the work wrote has until the end"
+
+
+def test_a_file_that_is_written_to_after_it_was_listed_is_not_of_that_moment(tmp_path: Path) -> None:
+    """Its content alone is whole, but it is not what stood beside the other files."""
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "a").write_text("one")
+    config: Any = SimpleNamespace(home=str(tmp_path))
+    entries = handover.list_folder(str(folder))
+    saving = handover.Saving(config, str(folder), entries)
+    try:
+        saving.hash()
+        with (folder / "a").open("r+") as file:
+            file.write("another")
+        with pytest.raises(handover.Changed):
+            saving.hash()
+    finally:
+        os.close(saving.get_file(entries[0]))

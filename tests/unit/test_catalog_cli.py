@@ -190,3 +190,32 @@ def test_help_imports_nothing_heavy() -> None:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout.splitlines()[-1] == "[]", arguments
+
+
+def test_a_configured_provider_that_the_catalog_does_not_know_is_asked_where_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text("[providers.fake]\n")
+    monkeypatch.setenv("REMUDA_CONFIG", str(config))
+    answer = run("offers", "--provider", "fake", "-o", "json")
+    assert answer.exit_code == 0, answer.output
+    rows = json.loads(answer.stdout)
+    assert [(row["provider"], row["instance_type"]) for row in rows] == [
+        ("fake", "cpu8"),
+        ("fake", "h100x1"),
+        ("fake", "h100x8"),
+    ]
+    both = json.loads(
+        run("offers", "--provider", "fake,aws", "--gpu", "H100:8", "--sort", "provider", "-o", "json").stdout
+    )
+    assert {row["provider"] for row in both} == {"aws", "fake"}
+    none = run("offers", "--provider", "fake", "--gpu", "A100:8")
+    assert (none.exit_code, none.stdout) == (1, "")
+    assert "Of 3 offers 3 have other accelerators or none" in none.stderr
+    config.write_text("")
+    for name in ("fake", "ray"):  # neither is in the settings
+        said = run("offers", "--provider", name).stderr
+        assert f"no provider '{name}'" in said
+        assert f"`remuda check {name}`" in said
+        assert f"[providers.{name}]" in said

@@ -14,7 +14,7 @@ from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_eve
 from remuda.cli import down
 from remuda.cli.main import cli
 from remuda.client import ApiError, wire
-from remuda.domain.tasks import Task
+from remuda.domain.tasks import Task, Window
 
 __all__ = ["client"]
 FOUND = wire.Found(kind="gang", name="rm-0-x-1", where="local/box", why="no unfinished job wants it", done=False)
@@ -333,3 +333,47 @@ def test_tags_are_shown_with_the_job_and_exported_with_its_cost(client: FakeClie
     assert ["tags", "team=vision"] in lines(run("cost", "tagged"))
     assert json.loads(run("cost", "tagged", "-o", "json").stdout)["tags"] == {"team": "vision"}
     assert "tags" not in run("cost", "good").stdout
+
+
+def test_a_job_that_waits_for_its_window_is_said_to_start_in_it(client: FakeClient) -> None:
+    task = Task(name="night", run="true", window=Window(spans=(), text="03:00-04:00", time_zone="Europe/Berlin"))
+    client.all_jobs["night"] = make_job("night", "queued", task=task, queue_position=None, not_before=at(3600))
+    shown = lines(run("status", "night"))
+    assert ["window", "starts", "in", "window", "03:00-04:00", "(Europe/Berlin)"] in shown
+    assert not any(line[0] == "queue" for line in shown)
+    client.all_jobs["night"] = make_job("night", "running", task=task)
+    assert "window" not in run("status", "night").stdout
+
+
+def test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A working folder is frozen and sent, and consent is asked for: all of that goes to the other stream."""
+
+    def submit(text: str, *, consent: bool, **how: object) -> wire.Submitted:
+        if not consent:
+            raise ApiError("consent-needed", "It costs $3.00 an hour", "", 402)
+        return wire.Submitted(id="1", name="x", project="default", phase="queued")
+
+    monkeypatch.setattr(client, "submit", submit)
+    monkeypatch.setattr(client, "upload", lambda *args, **how: 100, raising=False)
+    monkeypatch.setattr("remuda.cli.submission._may_ask", lambda: True)
+    monkeypatch.setenv("REMUDA_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "train.py").write_text("pass")
+    file = tmp_path / "task.yaml"
+    file.write_text("run: 'true'\nworkdir: work\n")
+    told = run("run", "-d", "-o", "json", str(file), given="y\n")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout) == {"id": "1", "name": "x", "project": "default", "phase": "queued"}
+    assert "working folder" in told.stderr
+    assert "It costs $3.00 an hour" in told.stderr
+
+
+def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text("run: 'true'\n")
+    told = run("run", "-o", "json", str(file))
+    assert told.exit_code == 2
+    assert "--detach" in told.stderr

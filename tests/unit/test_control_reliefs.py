@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from remuda.control.clock import VirtualClock
-from remuda.control.jobs import Requeue
+from remuda.control.clock import Clock
+from remuda.control.jobs import JobView, Requeue, Turn, decide_job
 from remuda.control.markets.reliefs import Beside, Reliefs
 from remuda.control.scene import Scene
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Origin, Outcome
+from remuda.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Origin, Outcome
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Limits, Resources, SpotPolicy, Task
+from remuda.domain.tasks import Limits, Resources, Retry, SpotPolicy, Task
 from remuda.domain.units import HourlyRate, Money
 from remuda.planner.courses import Advice
 from remuda.planner.spot.view import Mode
@@ -21,6 +21,8 @@ from remuda.planner.spot.view import Mode
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SPOT = Offer(provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(600_000))
 FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND, rate=HourlyRate(1_200_000))
+ELSEWHERE = replace(SPOT, region="s")
+NEAR = replace(FIXED, region="s")
 TASK = Task(
     name="digits",
     run="train",
@@ -67,8 +69,14 @@ def ranks(number: int, *claims: str | None) -> list[Node]:
 class Advisor:
     """Wants the job to be on demand."""
 
+    def __init__(self, advice: Advice | None = None) -> None:
+        self.advice = advice or Advice(mode=Mode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment")
+
     async def review(self, *_: object) -> Advice:
-        return Advice(mode=Mode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment")
+        return self.advice
+
+    async def ahead(self, *_: object) -> Advice | None:
+        return replace(self.advice, offers=(ELSEWHERE,), stay=False, reason="at risk")
 
 
 class Nowhere:
@@ -78,9 +86,18 @@ class Nowhere:
         return
 
 
-def reliefs() -> Reliefs:
-    beside = Beside(guide=cast("Any", Advisor()), places=cast("Any", Nowhere()), gang_of=lambda name: f"gang-{name}")
-    return Reliefs(VirtualClock(NOW), beside)
+class Still:
+    """A clock that stands."""
+
+    def now(self) -> datetime:
+        return NOW
+
+
+def reliefs(advice: Advice | None = None) -> Reliefs:
+    beside = Beside(
+        guide=cast("Any", Advisor(advice)), places=cast("Any", Nowhere()), gang_of=lambda name: f"gang-{name}"
+    )
+    return Reliefs(cast("Clock", Still()), beside)
 
 
 def test_a_rank_of_the_old_gang_that_is_being_claimed_is_not_granted_once_the_job_changed_hands() -> None:
@@ -125,3 +142,100 @@ def test_a_second_gang_starts_only_if_the_budget_pays_for_two(spent: int | None,
     scene.spent = None if spent is None else Money(spent)
     asyncio.run(reliefs().step(scene))
     assert bool(scene.job.reliefs) is starts
+
+
+@pytest.mark.parametrize("risk", [None, NOW])
+@pytest.mark.parametrize(("allowed", "used", "starts"), [(None, 5, True), (2, 1, True), (2, 2, True), (0, 0, False)])
+def test_a_gang_that_works_is_left_however_often_the_job_was_preempted(
+    risk: datetime | None, allowed: int | None, used: int, starts: bool
+) -> None:
+    """A move is no preemption; but work that bears none at all is not begun again."""
+    task = replace(TASK, retry=Retry(preemption=allowed))
+    job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
+    nodes = [replace(node, risk_at=risk) for node in ranks(1, "a", "b")]
+    scene = Scene(job, [attempt(1, AttemptPhase.RUNNING)], [nodes])
+    scene.spent = Money(0)
+    asyncio.run(reliefs().step(scene))
+    assert bool(scene.job.reliefs) is starts
+    assert bool(scene.job.avoid) is (starts and risk is not None), "a place that the job stays at is not avoided"
+
+
+@pytest.mark.parametrize(
+    ("moves", "ran", "starts"),
+    [(0, 0, True), (1, 4, False), (1, 5, True), (4, 39, False), (4, 40, True), (99, 359, False), (99, 360, True)],
+)
+def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(moves: int, ran: int, starts: bool) -> None:
+    job = replace(JOB, phase=JobPhase.RUNNING, retries={"advice": moves} if moves else {})
+    began = NOW - timedelta(minutes=ran)
+    own = replace(attempt(1, AttemptPhase.RUNNING), created_at=began, running_at=began)
+    scene = Scene(job, [own], [[replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]])
+    scene.spent = Money(0)
+    stays = Advice(mode=Mode.SPOT, stay=True, reason="it stays")
+    after = asyncio.run(reliefs(stays).step(scene))
+    assert bool(scene.job.reliefs) is starts
+    assert scene.job.retries.get("advice", 0) == moves + starts
+    if not starts:
+        assert after is not None
+        assert after <= timedelta(minutes=1)
+        assert "moved on such a word before" in scene.attempts[1].reason
+        events = len(scene.take_changes().events)
+        asyncio.run(reliefs(stays).step(scene))
+        assert (events, len(scene.take_changes().events)) == (1, 0), "told once"
+
+
+def test_a_second_gang_that_came_to_nothing_counts_as_a_move() -> None:
+    """A market that always says no is not asked every minute for as long as the gang is at risk."""
+    own = replace(
+        attempt(1, AttemptPhase.RUNNING), created_at=NOW - timedelta(days=1), running_at=NOW - timedelta(days=1)
+    )
+    lost = replace(attempt(2, AttemptPhase.ENDED), created_at=NOW - timedelta(minutes=1), outcome=Outcome.CAPACITY)
+    job = replace(JOB, phase=JobPhase.RUNNING, numbered=2, retries={"advice": 1})
+    scene = Scene(job, [own, lost], [[replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]])
+    scene.spent = Money(0)
+    asyncio.run(reliefs(Advice(mode=Mode.SPOT, stay=True, reason="it stays")).step(scene))
+    assert not scene.job.reliefs
+
+
+def test_a_gang_that_the_job_leaves_of_its_own_accord_is_no_preemption() -> None:
+    job = replace(JOB, task=replace(TASK, retry=Retry(preemption=2)), retries={"preemption": 2})
+    taken = replace(attempt(1, AttemptPhase.ENDED), outcome=Outcome.PREEMPTED, reason="because")
+    view = JobView(job=job, attempt=taken, spent=Money(0), rate=HourlyRate(0))
+    failed = decide_job(view, NOW)
+    assert isinstance(failed, Turn)
+    assert failed.phase is JobPhase.FAILED
+    assert decide_job(replace(view, attempt=replace(taken, moved=True)), NOW) == Requeue(kind="move", reason="because")
+
+
+@pytest.mark.parametrize(("used", "offer", "starts"), [(1, SPOT, True), (2, SPOT, False), (2, NEAR, True)])
+def test_a_job_that_bears_no_more_preemptions_leaves_on_demand_for_no_spot(
+    used: int, offer: Offer, starts: bool
+) -> None:
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=NOW)
+    task = replace(TASK, retry=Retry(preemption=2))
+    job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
+    scene = Scene(job, [own], [ranks(1, "a", "b")])
+    scene.spent = Money(0)
+    asyncio.run(reliefs(Advice(mode=Mode.SPOT, offers=(offer,), reason="cheaper")).step(scene))
+    assert bool(scene.job.reliefs) is starts
+    scene = Scene(job, [own], [ranks(1, "a", "b")])
+    scene.spent = Money(0)
+    asyncio.run(reliefs(Advice(mode=Mode.IDLE, reason="spot comes back")).step(scene))
+    assert (scene.attempts[1].drill_until is not None) is (used < 2)
+
+
+def test_a_gang_on_demand_is_reviewed_whatever_its_place_says_of_risk() -> None:
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED)
+    nodes = [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
+    scene = Scene(replace(JOB, phase=JobPhase.RUNNING), [own], [nodes])
+    scene.spent = Money(0)
+    asyncio.run(reliefs(Advice(mode=Mode.SPOT, offers=(SPOT,), reason="spot is there")).step(scene))
+    assert scene.attempts[2].offer == SPOT
+
+
+def test_a_gang_that_is_given_back_has_its_grace_once() -> None:
+    """However long it goes on to save: else it would never end."""
+    idle = Course(at=NOW, mode="idle", reason="waits for spot")
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=NOW, drill_until=NOW)
+    scene = Scene(replace(JOB, phase=JobPhase.RUNNING, course=idle), [own], [ranks(1, "a", "b")])
+    asyncio.run(reliefs(Advice(mode=Mode.IDLE, reason="waits for spot")).step(scene))
+    assert scene.attempts[1].drill_until == NOW

@@ -28,6 +28,8 @@ def ended(outcome: Outcome, reason: str = "because") -> Attempt:
         (Outcome.REFUSED, "p refused: the key has expired", Trouble.REFUSED),
         (Outcome.PREEMPTED, "taken", Trouble.TAKEN),
         (Outcome.NODE, "GPU fault: Xid 79 (exit code 1)", Trouble.GPU),
+        (Outcome.NODE, "GPU fault: GPU 1: its memory moves 900 GB/s, at least 1223 are wanted", Trouble.GPU),
+        (Outcome.NODE, "slow link: 40 Mbit/s from rank 1 (h2), at least 600 Mbit/s are wanted", Trouble.LINK),
         (Outcome.NODE, "the agent of rank 0 was silent for longer than its lease", Trouble.NETWORK),
         (Outcome.NODE, "the node of rank 1 was lost: failed its hardware check", Trouble.NODE),
         (Outcome.TIMEOUT, "no agent of rank 0 reported in within 20 minutes", Trouble.BOOT),
@@ -52,3 +54,4 @@ def test_a_shared_host_rests_for_a_broken_gpu_and_not_for_a_lost_process() -> No
     shared = replace(ATTEMPT, offer=replace(OFFER, shared=True))
     assert rest_after(Trouble.NODE, shared, 3) == timedelta(0)
     assert rest_after(Trouble.GPU, shared, 0) > timedelta(0)
+    assert rest_after(Trouble.LINK, shared, 0) > timedelta(0)

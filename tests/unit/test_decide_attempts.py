@@ -238,12 +238,42 @@ class TestRunning:
         job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_outcome=Outcome.STOPPED)
         stopping = view(job=job)
         assert isinstance(decide_attempt(stopping, at(1)), a.Tell)
-        assert ends_as(decide_attempt(stopping, at(15)), Outcome.STOPPED)
+        order = Order(seq=1, kind="stop", seconds=10, reason="enough")
+        told = replace(stopping, nodes=(replace(stopping.nodes[0], order=order),))
+        assert decide_attempt(told, at(14)) == a.LookAgain(after=timedelta(seconds=1))  # its grace and a margin
+        assert ends_as(decide_attempt(told, at(15)), Outcome.STOPPED)
         assert ends_as(decide_attempt(with_exit(stopping, 0, Outcome.STOPPED, 143), at(2)), Outcome.STOPPED)
         assert ends_as(decide_attempt(with_exit(stopping, 0, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED)
 
     def test_an_attempt_that_was_overtaken_goes(self) -> None:
         assert ends_as(decide_attempt(view(job=make_job(attempt=2)), at(1)), Outcome.STOPPED)
+
+
+class TestKept:
+    def test_waits_for_the_next_job_no_longer_than_its_time(self) -> None:
+        kept = view(AttemptPhase.KEPT, seen=alive(), kept_since=T0, kept_until=at(40))
+        waiting = decide_attempt(kept, at(30))
+        assert isinstance(waiting, a.LookAgain)
+        assert waiting.after <= timedelta(seconds=10)
+        over = decide_attempt(kept, at(40))
+        assert isinstance(over, a.Advance)
+        assert (over.phase, over.reason) == (AttemptPhase.ENDING, "no job came for the gang that was kept")
+
+    @pytest.mark.parametrize("seen", [alive(ended_rank=0), gone(), gone(preempted=True)])
+    def test_a_node_that_is_gone_ends_it(self, seen: GangSeen) -> None:
+        kept = with_exit(view(AttemptPhase.KEPT, seen=seen, kept_until=at(600)), 0, Outcome.SUCCEEDED, 0)
+        action = decide_attempt(kept, at(10))
+        assert isinstance(action, a.Advance)
+        assert (action.phase, action.outcome) == (AttemptPhase.ENDING, None)
+        assert action.reason.startswith("lost while it was kept: ")
+
+    def test_agents_that_do_not_wait_end_it(self) -> None:
+        kept = view(AttemptPhase.KEPT, ranks=2, seen=alive(ranks=2), kept_until=at(600))
+        silent = replace(kept, nodes=(replace(kept.nodes[0], heard_at=at(59)), kept.nodes[1]))
+        assert isinstance(decide_attempt(silent, at(59)), a.LookAgain)
+        action = decide_attempt(silent, T0 + a.HEARD_LATELY)
+        assert isinstance(action, a.Advance)
+        assert action.reason == "an agent of the gang that was kept does not wait"
 
 
 class TestEnding:

@@ -118,6 +118,21 @@ def test_this_machine_is_not_avoided_for_a_lost_process() -> None:
     assert action.avoid == timedelta(0)
 
 
+def test_a_gang_that_we_take_away_ourselves_may_work_until_it_is_gone() -> None:
+    """Else the next try would begin beside it. What the place takes is no longer there, and who reported is done."""
+    taken = ended(Outcome.PREEMPTED)
+    assert taken.attempt is not None
+    ours = replace(taken, attempt=replace(taken.attempt, drill_until=T0))
+    assert decide_job(ours, T0) == j.LookAgain(after=timedelta(seconds=1))
+    assert ours.attempt is not None
+    for over in (
+        taken,
+        replace(ours, attempt=replace(ours.attempt, exit_code=75)),
+        replace(ours, attempt=replace(ours.attempt, phase=AttemptPhase.ENDED)),
+    ):
+        assert isinstance(decide_job(over, T0), j.Requeue)
+
+
 def test_no_capacity_is_looked_for_elsewhere_at_once_and_here_later_and_later() -> None:
     first = decide_job(ended(Outcome.CAPACITY), T0)
     assert first == j.Requeue(kind="capacity", reason="because", avoid=timedelta(seconds=30))

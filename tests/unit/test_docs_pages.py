@@ -36,6 +36,26 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target.read_text("utf-8")), f"{link}: no such heading"
 
 
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    folders = ("src", "tests", "scripts", "examples", "benchmarks")
+    return [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_ours_that_a_page_names_are_there(page: Path, files: list[str]) -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text("utf-8")))
+    assert [name for name in sorted(named) if not any(each.endswith(f"/{name}") for each in files)] == []
+
+
+def test_the_guide_names_every_ability_of_the_seam() -> None:
+    seam = (ROOT / "src/remuda/providers/base.py").read_text("utf-8")
+    abilities = re.findall(r"^@runtime_checkable\nclass (\w+)\(Protocol\)", seam, re.MULTILINE)
+    guide = (ROOT / "docs/guides/write-a-provider.md").read_text("utf-8")
+    assert "SharesHosts" in abilities
+    assert [name for name in abilities if f"| `{name}` |" not in guide] == []
+
+
 def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text("utf-8")
     listed = {(ROOT / "docs" / link).resolve() for link in LINK.findall(index)}

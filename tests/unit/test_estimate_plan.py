@@ -215,12 +215,32 @@ def test_estimate_lists_every_accelerator_as_json() -> None:
         ([], "one of"),
         (["--model", "gpt2", "--optimizer", "adamm"], "adamw"),
         (["--model", "gpt2", "--gpu", "H9000"], "H9000"),
+        (["--model", "gpt2", "--gpu", "H1OO:8"], "did you mean H100"),
+        (["--model", "gpt2", "--gpu", "H100:many"], "H100:8"),
+        (["--model", "gpt2", "--gpu", "H100:0"], "H100:8"),
+        ([str(Path(__file__)), "--epochs", "3"], "-- --epochs"),
     ],
 )
 def test_estimate_says_what_is_wrong(arguments: list[str], says: str) -> None:
     code, out = run("estimate", *arguments)
     assert code != 0
     assert says in out
+
+
+def test_a_number_of_accelerators_is_read_as_in_a_task() -> None:
+    options = ("estimate", "--model", "gpt2", "-o", "json")
+    assert run(*options, "--gpu", "H100:8") == run(*options, "--gpu", "H100", "--gpus", "8")
+
+
+def test_a_size_of_memory_is_read_as_in_a_task() -> None:
+    def sizes(*given: str) -> set[int]:
+        code, out = run("estimate", "--model", "gpt2", "-o", "json", *given)
+        assert code == 0, out
+        return {row["memory_mib"] // 1024 for row in json.loads(out)["estimates"]}
+
+    assert sizes("--gpu", "A100") == {40, 80}
+    assert sizes("--gpu", "A100:80GB") == sizes("--gpu", "A100:80GB:8") == {80}
+    assert min(sizes("--gpu", "nvidia:80GB")) == 80 < max(sizes("--gpu", "nvidia:80GB"))
 
 
 def test_plan_ranks_by_cost_to_finish_with_a_profile(tmp_path: Path) -> None:

@@ -2,20 +2,27 @@
 
 import asyncio
 import json
+import os
+import re
 import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Task, Volume, VolumeKind
+from remuda.domain.tasks import AcceleratorNeed, Resources, Task, Volume, VolumeKind
 from remuda.domain.units import HourlyRate
 from remuda.providers.base import Carrier, GangSpec, GangState, Refused
+from remuda.providers.batch.shapes import RateOf
 from remuda.providers.kubernetes.calls.kubeconfig import Login, read_contexts
-from remuda.providers.kubernetes.cluster import Part, RateOf, list_offers, promise, read_nodes, read_quantity
+from remuda.providers.kubernetes.cluster import Part, list_offers, promise, read_nodes, read_quantity, requested
 from remuda.providers.kubernetes.export import make_export
 from remuda.providers.kubernetes.pods import Owner, make_pod
 from remuda.providers.kubernetes.quota import limit
@@ -71,6 +78,16 @@ def test_offers_of_gpus_slices_and_shares() -> None:
     assert any("MIG-1g.10gb" in word for word in words)
     assert any("Tesla-T4-SHARED" in word for word in words)
     assert not any(offer.accelerator == "H100" and "MIG" in offer.instance_type for offer in offers)
+
+
+def test_sizes_of_the_same_nodes_are_one_pool() -> None:
+    both = {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"}
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    mixed, plain = make_node("a", both, labels), make_node("b", {"nvidia.com/gpu": "8"}, labels)
+    other = make_node("c", {"amd.com/gpu": "8"}, {"amd.com/gpu.product-name": "AMD_Instinct_MI300X"})
+    offers = [offer for offer in offers_of(mixed, plain, other) if offer.accelerator_count]
+    assert {offer.pool for offer in offers if offer.accelerator != "MI300X"} == {"a"}
+    assert {offer.pool for offer in offers if offer.accelerator == "MI300X"} == {"c"}
 
 
 def test_what_pods_hold_is_not_free_and_spot_nodes_are_spot() -> None:
@@ -137,6 +154,28 @@ def test_quotas_leave_less() -> None:
     nodes = read_nodes([node], (), {}, ())
     capacities = [limit(find(offers_of(node), "H100", count), nodes, [quota]).capacity for count in (1, 2, 3)]
     assert capacities == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "cpus"),
+    [
+        ({"containers": ["2", "1"]}, 3),
+        ({"containers": ["2"], "initContainers": ["4"]}, 4),
+        ({"containers": ["2"], "initContainers": [("1", "Always")]}, 3),
+        ({"containers": ["2"], "initContainers": [("1", "Always"), "4"]}, 5),
+        ({"containers": ["2"], "initContainers": ["4", ("1", "Always")]}, 4),
+        ({"containers": ["2"], "resources": {"requests": {"cpu": "6"}}}, 6),
+        ({"containers": ["2"], "overhead": {"cpu": "500m"}}, Fraction(5, 2)),
+    ],
+)
+def test_sidecars_and_what_a_whole_pod_asks_for_are_held_too(spec: Object, cpus: Fraction) -> None:
+    def make_container(given: Any) -> Object:
+        amount, restarts = given if isinstance(given, tuple) else (given, None)
+        return {"resources": {"requests": {"cpu": amount}}, **({"restartPolicy": restarts} if restarts else {})}
+
+    lists = {name: [make_container(each) for each in given] for name, given in spec.items() if name.endswith("tainers")}
+    held = requested({"metadata": {}, "spec": {**spec, **lists}}, "")
+    assert (held.cpus, held.pods) == (cpus, 1)
 
 
 def test_wrong_settings_are_refused() -> None:
@@ -224,6 +263,48 @@ def test_pods_without_a_node_wait_with_their_reason_and_not_for_ever() -> None:
     assert why_hopeless([pull], NOW, waits=True) == "ImagePullBackOff: no such image"
 
 
+GATED = {
+    "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+    "message": "Scheduling is blocked due to non-empty scheduling gates", "lastTransitionTime": "2026-05-01T11:00:00Z",
+}  # fmt: skip
+EVICTED = {
+    "type": "TerminationTarget", "status": "True", "reason": "StoppedByWorkloadEvicted",
+    "message": "Preempted to accommodate a workload in the ClusterQueue",
+}  # fmt: skip
+
+
+def test_a_pod_that_kueue_holds_back_is_queued_for_as_long_as_it_takes() -> None:
+    pod = make_pod_seen("Pending", {}, node="", conditions=[GATED], status={"containerStatuses": []})
+    seen = judge(pod).seen
+    assert (seen.state, seen.reason.partition(":")[0]) == (GangState.QUEUED, "SchedulingGated")
+    assert why_hopeless([pod], NOW, waits=read_wishes({"queue": "gold"}).waits) == ""
+
+
+def test_what_kueue_evicts_is_preempted_and_what_it_keeps_of_a_removed_gang_has_ended() -> None:
+    state = {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 143}}
+    evicted = judge(make_pod_seen("Failed", state, metadata={"deletionTimestamp": OVER}, conditions=[EVICTED]))
+    assert (evicted.end.preempted, evicted.end.reason) == (
+        True,
+        "Kueue: Preempted to accommodate a workload in the ClusterQueue",
+    )
+    # Kueue's finalizer keeps a pod that was never admitted; it will never get a node.
+    kept = make_pod_seen("Pending", {}, node="", metadata={"deletionTimestamp": OVER}, conditions=[GATED])
+    assert judge(kept).end.preempted
+    removed = judge(kept, replace(RECORD, removing_at=NOW))
+    assert (removed.end.preempted, removed.end.reason) == (False, "removed")
+
+
+@pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
+def test_a_container_that_cannot_be_started_is_not_waited_for_for_ever(which: str) -> None:
+    waiting = {"reason": "CreateContainerError", "message": "no runtime nvidia"}
+    pod = make_pod_seen("Pending", {}, status={which: [{"name": "istio-proxy", "state": {"waiting": waiting}}]})
+    assert why_hopeless([pod], NOW, waits=True) == "CreateContainerError: no runtime nvidia"
+    assert why_hopeless([pod], NOW - timedelta(minutes=9), waits=True) == ""
+    pod["status"]["containerStatuses"] = [{"name": "work", "state": {"running": {"startedAt": BEGAN}}}]
+    if which == "initContainerStatuses":  # a sidecar is started anew beside what runs
+        assert why_hopeless([pod], NOW, waits=True) == ""
+
+
 def make_spec(**more: Any) -> GangSpec:
     offer = Offer(
         provider="kubernetes", region="c", zone="ns", instance_type="8xh100-64cpu-512gb", accelerator="H100",
@@ -244,7 +325,11 @@ def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
     pod = make_pod(spec, 1, "m", Owner(name="g", uid="u"), node, read_wishes(settings), "agent")
     labels, inside = pod["metadata"]["labels"], pod["spec"]
     assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/pod-group-name"]) == ("gold", "g")
-    assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    annotations = {name: value for name, value in pod["metadata"]["annotations"].items() if "kueue" in name}
+    assert annotations == {
+        "kueue.x-k8s.io/pod-group-total-count": "2",
+        "kueue.x-k8s.io/retriable-in-group": "false",
+    }
     assert (inside["restartPolicy"], inside["priorityClassName"], inside["runtimeClassName"]) == (
         "Never",
         "low",
@@ -263,6 +348,67 @@ def test_an_export_names_what_it_leaves_out() -> None:
     assert "retry" in text.partition("apiVersion")[0]
     assert text.count("kind: Pod") == 2
     assert "value: t-0.t" in text
+    queued = make_export(Task(name="t", run="x", nodes=2), None, 2, read_wishes({"queue": "gold"}))
+    assert queued.count("kueue.x-k8s.io/queue-name: gold") == queued.count("retriable-in-group: 'false'") == 2
+
+
+def expand(texts: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    """As a kubelet does with commands and variables before anything runs."""
+
+    def find(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else known.get(match[1], match[0])
+
+    return [re.sub(r"\$\$|\$\(([^)]*)\)", find, text) for text in texts]
+
+
+def test_an_export_runs_the_work_as_remuda_does() -> None:
+    run = 'false\n[[ $REMUDA_PARAM_FAST = true ]] && echo "$REMUDA_HOSTS $REMUDA_PARAM_TO_GO" && exit 7\n'
+    task = Task(name="t", setup="echo set", run=run, nodes=2, params={"fast": True, "to_go": 3}, secrets=("KEY",))
+    text = make_export(task, None, 2, read_wishes({}))
+    assert "kubectl create secret generic t-secrets --from-literal=KEY=" in text.partition("apiVersion")[0]
+    _, _, second = yaml.safe_load_all(text)
+    (container,) = second["spec"]["containers"]
+    env = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    assert env["NODE_RANK"] == "1"
+    done = subprocess.run(expand(container["command"], env), env={**os.environ, **env}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "set\nt-0.t,t-1.t 3\n")
+    assert "false\n" in text  # a program of several lines stays readable
+    failing = make_export(replace(task, setup="false", run="echo ran", nodes=1), None, 1, read_wishes({}))
+    (container,) = yaml.safe_load(failing)["spec"]["containers"]
+    assert subprocess.run(expand(container["command"], {}), capture_output=True).stdout == b""
+
+
+def test_a_kubelet_changes_nothing_of_what_is_exported() -> None:
+    run = "echo $$ $(NAME) $(date $(NAME)) $$$ $$$(NAME) $( ${NAME} $"
+    task = Task(name="t", run=run, env={"NAME": "n", "ODD": "a$$b$(NAME)$"})
+    (container,) = yaml.safe_load(make_export(task, None, 1, read_wishes({})))["spec"]["containers"]
+    assert expand(container["command"], {"NAME": "n"})[-1] == f"{run}\n"
+    assert "command -v bash" in expand(container["command"], {})[2]
+    (odd,) = [each["value"] for each in container["env"] if each["name"] == "ODD"]
+    assert expand([odd], {"NAME": "n"}) == ["a$$b$(NAME)$"]
+
+
+def test_an_export_asks_for_the_accelerators_of_the_task() -> None:
+    def pod_of(text: str) -> Object:
+        found: Object = yaml.safe_load(text)
+        return found["spec"]
+
+    for name, resource in (
+        ("Gaudi2", "habana.ai/gaudi"),
+        ("Max1550", "gpu.intel.com/i915"),
+        ("H100", "nvidia.com/gpu"),
+        ("MI300X", "amd.com/gpu"),
+    ):
+        task = Task(name="t", run="x", resources=Resources(accelerators=(AcceleratorNeed(name=name),)))
+        blind = make_export(task, None, 1, read_wishes({}))
+        assert f"any {resource} is taken; add a nodeSelector for {name}" in blind
+        assert pod_of(blind)["containers"][0]["resources"]["limits"][resource] == "1"
+    nodes = read_nodes([make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})], (), {}, ())
+    offer = find(offers_of(make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})), nodes[0].product, 2)
+    asked = make_export(task, offer, 1, read_wishes({}), nodes[0])
+    assert "add a nodeSelector" not in asked
+    assert pod_of(asked)["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "2"
+    assert "gpu.type" in json.dumps(pod_of(asked)["affinity"])
 
 
 def write_config(path: Path, user: Object, **cluster: Any) -> str:
@@ -300,8 +446,10 @@ def test_a_plugin_is_asked_for_its_token_and_asked_again_when_that_ends(tmp_path
 def test_what_cannot_be_used_is_refused_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="exec plugin"):
         read_contexts(write_config(tmp_path / "a", {"auth-provider": {}}), [])
-    with pytest.raises(Refused, match="proxy"):
-        read_contexts(write_config(tmp_path / "b", {}, **{"proxy-url": "http://p"}), [])
+    with pytest.raises(Refused, match="proxy socks5://p"):
+        read_contexts(write_config(tmp_path / "b", {}, **{"proxy-url": "socks5://p"}), [])
+    with pytest.raises(Refused, match="as-groups"):
+        read_contexts(write_config(tmp_path / "b", {"as": "ann", "as-groups": ["g"]}), [])
     with pytest.raises(Refused, match="no context 'y'; there are: x"):
         read_contexts(write_config(tmp_path / "c", {}), ["y"])
     with pytest.raises(Refused, match="cannot be read"):

@@ -70,8 +70,8 @@ def test_every_key_of_ours_is_ours_or_shared() -> None:
     needs = {field.name for field in RESOURCES.fields}
     shared = {"name", "run", "setup", "workdir", "resources", "secrets", "inputs", "outputs", "volumes"}
     assert top - shared == set(detect._OURS)
-    assert needs - {"memory"} == set(detect._OUR_NEEDS)
+    assert needs - {"memory", "any_of", "ordered"} == set(detect._OUR_NEEDS)
     assert {*SKYPILOT.fields, "execution"} >= detect._SKYPILOT
-    assert {*NEEDS.fields} - {"memory", "volumes", "priority"} <= detect._SKYPILOT_NEEDS | {
+    assert {*NEEDS.fields} - {"memory", "volumes", "priority", "any_of", "ordered"} <= detect._SKYPILOT_NEEDS | {
         key for key in NEEDS.fields if key.startswith("_")
     }

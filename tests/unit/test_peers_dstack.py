@@ -129,7 +129,6 @@ def test_a_command_by_its_entrypoint() -> None:
         ("nvcc: true", "nvcc"),
         ("registry_auth: {username: a, password: b}", "registry_auth"),
         ("reservation: r", "reservation"),
-        ("instance_types: [a, b]", "instance_types"),
         ("availability_zones: [a]", "availability_zones"),
         ("startup_order: workers-first", "startup_order"),
         ("stop_criteria: master-done", "stop_criteria"),

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from remuda.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Workdir
+from remuda.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Transfer, Workdir
 from remuda.domain.units import HourlyRate
 from remuda.spec import SpecError, Translation, parse_file, parse_task
 
@@ -114,19 +114,58 @@ def test_alternatives_that_are_one_wish() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "ordered", "said"),
+    [
+        (
+            "{any_of: [{infra: aws, accelerators: A10G}, {infra: gcp, accelerators: L4}]}",
+            False,
+            [("A10G", "aws", None), ("L4", "gcp", None)],
+        ),
+        ("{infra: aws, any_of: [{cpus: 4}, {cpus: 8+}]}", False, [("", "aws", 4), ("", "aws", 8)]),
+        ("{ordered: [{infra: gcp}, {infra: aws}]}", True, [("", "gcp", None), ("", "aws", None)]),
+        ("{infra: aws, accelerators: [H100, L4]}", True, [("H100", "aws", None), ("L4", "aws", None)]),
+        ("{ordered: [{infra: gcp}]}", False, [("", "gcp", None)]),
+    ],
+)
+def test_alternatives_that_are_several_wishes_keep_their_order(
+    written: str, ordered: bool, said: list[tuple[str, str, float | None]]
+) -> None:
+    found = need(written)
+    assert found.refused == ()
+    assert found.task is not None
+    wish = found.task.resources
+    assert wish.ordered is ordered
+    assert [
+        (each.accelerators[0].name if each.accelerators else "", each.providers[0], each.cpus_min)
+        for each in wish.choices
+    ] == said
+    assert wish == wish.choices[0]
+
+
+def test_each_alternative_has_its_own_disk_and_memory_for_each_of_its_cpus() -> None:
+    found = need("{any_of: [{cpus: 8, memory: 4x, disk_size: 100}, {cpus: 16, memory: 2.5x, disk_size: 200}]}")
+    assert found.refused == ()
+    assert found.task is not None
+    assert [(each.memory_min_mib, each.memory_max_mib, each.disk_gib) for each in found.task.resources.choices] == [
+        (32768, None, 100),
+        (40960, None, 200),
+    ]
+
+
+@pytest.mark.parametrize(
     "resources",
     [
-        "{any_of: [{infra: aws, accelerators: A10G}, {infra: gcp, accelerators: L4}]}",
-        "{any_of: [{cpus: 4}, {cpus: 8}]}",
-        "{any_of: [{infra: aws/us-east-1}, {infra: gcp}]}",
-        "{ordered: [{infra: aws}, {infra: gcp}]}",
-        "{accelerators: [A100, H100]}",
+        "{any_of: [{image_id: 'docker:a'}, {image_id: 'docker:b'}]}",
+        "{ordered: [{infra: aws, disk_tier: low}, {infra: gcp}]}",
         "{accelerators: H100:0.5}",
         "{accelerators: H1000:8}",
         "{infra: aws/us-east-1/us-east-1a}",
         "{disk_tier: ultra}",
         "{image_id: ami-123}",
         "{memory: 4x}",
+        "{cpus: 8+, memory: 4x}",
+        "{any_of: [{infra: aws/us-east-1/us-east-1a}, {infra: gcp}]}",
+        "{any_of: [{image_id: ami-1, infra: aws}, {infra: gcp}]}",
         "{priority: 500}",
         "{local_disk: nvme}",
         "{accelerators: tpu-v4-32}",
@@ -195,9 +234,10 @@ volumes: {/v: claim, /w: {name: other}}
         ("s3://b/w/", "/write"),
         ("s3://mine/", "/own"),
     ]
-    assert [(each.source, each.target) for each in found.task.outputs] == [
-        ("/write", "s3://b/w/"),
-        ("/own", "s3://mine/"),
+    half_a_minute = timedelta(seconds=30)  # what the work writes is safe in the bucket while it runs
+    assert [(each.source, each.target, each.every) for each in found.task.outputs] == [
+        ("/write", "s3://b/w/", half_a_minute),
+        ("/own", "s3://mine/", half_a_minute),
     ]
     assert [(each.source, each.path) for each in found.task.volumes] == [("claim", "/v"), ("other", "/w")]
     told = keys(found, refused=False)
@@ -284,8 +324,8 @@ def test_a_volume_is_kept() -> None:
         ("run: x\nresources: {cpus: 1, spot_recovery: a}", "2:22: unknown key 'spot_recovery' in `resources`"),
         ("run: x\nresources: {ports: 99999}", "2:20: `resources.ports`: cannot use the number 99999"),
         ("run: x\nresources: {infra: aws, region: us}", "2:33: `region` and `infra` are both there"),
-        ("run: x\nresources: {any_of: [{cpu: 4}]}", "2:23: unknown key 'cpu' in `resources.any_of[0]`"),
-        ("run: x\nresources: {any_of: [], ordered: []}", "2:34: `any_of` and `ordered` are both there"),
+        ("run: x\nresources: {cpus: 1, any_of: [{cpux: 4}]}", "2:32: unknown key 'cpux' in `resources.any_of[0]`"),
+        ("run: x\nresources: {cpus: 1, any_of: [], ordered: []}", "2:43: `any_of` and `ordered` are both there"),
         ("run: x\nenvs: {1A: b}", "2:8: '1A' cannot be a key in `envs`"),
         ("run: x\nenvs: {}\nrun: y", "3:1: the key 'run' is there twice"),
         ("run: x\nservice: {readiness_probe: health}", "2:28: `service.readiness_probe`: cannot use 'health'"),
@@ -316,3 +356,24 @@ def test_recovery_on_exit_codes() -> None:
     assert task is not None
     assert task.retry == Retry(exit=None, exit_codes=(33, 34))
     assert task.grace == timedelta(seconds=10)
+
+
+def test_the_files_own_variables_are_put_into_mounts_before_they_are_looked_at() -> None:
+    found = parse_file(
+        """
+envs: {NAME: my-bucket, STORE: s3, SIZE: 7, LATER: null}
+file_mounts:
+  /data: {name: $NAME, store: $STORE}
+  /weights/llama-${SIZE}b: s3://weights/llama-${SIZE}b
+  /later: {source: "s3://$LATER/x"}
+workdir: src/$NAME
+run: echo $NAME
+"""
+    )
+    assert found.task is not None
+    assert found.task.inputs[0] == Transfer(source="s3://my-bucket/", target="/data")
+    assert found.task.inputs[1] == Transfer(source="s3://weights/llama-7b", target="/weights/llama-7b")
+    assert found.task.workdir == Workdir(path="src/my-bucket")
+    assert found.task.run == "echo $NAME"
+    with pytest.raises(SpecError, match="'gcp' is no choice here"):
+        parse_file("envs: {STORE: gcp}\nfile_mounts: {/data: {name: abc, store: $STORE}}\nrun: x\n")

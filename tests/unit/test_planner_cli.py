@@ -1,5 +1,7 @@
 """`remuda plan` over a small snapshot and without any server."""
 
+import csv
+import io
 import json
 from datetime import date
 from pathlib import Path
@@ -7,9 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from remuda.cli import offered
 from remuda.cli.plan import command
 from remuda.domain.offers import Offer, Purchase
+from remuda.domain.places import VolumePlace
 from remuda.domain.units import HourlyRate, Money
+from remuda.providers.base import Manifest, Refused
 from remuda.store.snapshot import choose
 from remuda.store.snapshot.writer import EgressPrice, write_snapshot
 
@@ -190,3 +195,77 @@ def test_any_node_is_called_so(planned: Path) -> None:
 def test_a_disk_type_that_the_catalog_does_not_know_is_said_to_be_unchecked(planned: Path) -> None:
     assert "resources.disk.type was not checked" in run(planned, "resources: {disk: {type: gp3}}\n").stderr
     assert "not checked" not in run(planned, "resources: {disk: 10GB}\n").stderr
+
+
+def test_several_wishes_are_one_table_of_csv_that_says_of_which_wish_each_row_is(planned: Path) -> None:
+    shown = run(planned, "resources:\n  any_of: [{gpu: L4}, {gpu: H100}]\n", "-o", "csv")
+    assert shown.exit_code == 0, shown.output
+    rows = list(csv.DictReader(io.StringIO(shown.stdout)))
+    assert {(row["wish"], row["accelerators"]) for row in rows} == {("1", "1 x L4"), ("2", "1 x H100")}
+
+
+def test_the_page_on_planning_tells_every_key_of_the_json(planned: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/concepts/planning.md").read_text().partition("## As JSON")[2]
+    one = plan_of(planned, "resources: {gpu: L4, spot: auto}\nlimits: {deadline: 40h}\n" + WORK)
+    several = plan_of(planned, "resources:\n  any_of: [{gpu: L4}, {gpu: H100, max_price: 2}]\n")
+    assert list(several) == ["task", "ordered", "any_of"]
+    assert [list(each) for each in several["any_of"]] == [list(one)] * 2  # type: ignore[attr-defined]  # a list
+    rows = [several, one, *(row for key in ("placements", "rejected", "misses", "chances") for row in one[key])]  # type: ignore[attr-defined]  # lists
+    assert {key for row in rows for key in row if f"`{key}`" not in page and f'"{key}"' not in page} == set()
+
+
+def test_why_no_wish_can_be_had_is_one_sentence(planned: Path) -> None:
+    shown = run(planned, "resources:\n  any_of: [{gpu: L4, max_price: 0.01}, {gpu: H100, max_price: 0.01}]\n")
+    assert shown.exit_code != 0
+    told = f"{shown.output} {shown.exception}"
+    assert "; or No offer" in told
+    assert ".; or" not in told
+
+
+class Farm:
+    """A place that is configured here and has CPUs only; where its volumes are it cannot say."""
+
+    manifest = Manifest(name="farm", title="Farm", docs="")
+
+    def __init__(self, blind: bool = False) -> None:
+        self._blind = blind
+
+    async def offers(self) -> list[Offer]:
+        return [Offer(provider="farm", region="r", instance_type="cpu", vcpus=4, memory_mib=4096, rate=HourlyRate(0))]
+
+    async def launch(self, gang: object) -> None:
+        raise AssertionError("a plan starts nothing")
+
+    async def gangs(self, name: str | None = None) -> list[object]:
+        return []
+
+    async def remove(self, gang: str) -> None:
+        raise AssertionError("a plan removes nothing")
+
+    async def volumes(self) -> list[VolumePlace]:
+        if self._blind:
+            raise Refused("its policy does not allow it")
+        return []
+
+
+@pytest.fixture
+def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(offered, "_load_providers", lambda: {"farm": Farm(blind=True)})
+    return planned
+
+
+def test_a_plan_names_only_configured_places_that_have_what_the_wish_needs(farm: Path) -> None:
+    assert "`remuda run` can use none of them: farm has no such place" in run(farm, "resources: {gpu: L4}\n").stdout
+    shown = run(farm, "resources:\n  any_of: [{gpu: L4}, {cpu: 1}]\n").stdout
+    assert ["none" in line for line in shown.splitlines() if "`remuda run` can use" in line] == [True, False]
+    late = run(farm, "resources: {cpu: 1}\nwork: {samples: 36000, rates: {cpu: 1}}\nlimits: {deadline: 1h}\n").stdout
+    assert "can use farm" not in late
+
+
+def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_them(farm: Path) -> None:
+    plain = run(farm, "resources: {cpu: 1}\n", "--here")
+    assert "can use farm" in plain.stdout
+    assert "note: farm could not be asked for its volumes: its policy does not allow it" in plain.stderr
+    named = run(farm, "resources: {cpu: 1}\nvolumes: [data:/d]\n", "--here")
+    assert named.exit_code == 1
+    assert "where data is cannot be seen now" in named.stdout

@@ -1,11 +1,16 @@
 """How often to save, from what was measured and seen; and whether a checkpoint fits into a notice."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from remuda.catalog.notices import SPOT_NOTICES
+from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Checkpoint, Task
+from remuda.domain.units import HourlyRate
 from remuda.planner.pace import FAILURES_PER_NODE_HOUR, Losses, fit_notice, is_news, loss_rate, make_pace, say_fit
+from remuda.planner.rank import warn_of_notices
 from remuda.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
 
 SECOND = timedelta(seconds=1)
@@ -68,3 +73,27 @@ def test_a_plan_says_whether_a_checkpoint_fits_into_the_notice() -> None:
     assert say(None, 30 * SECOND) == ""
     assert "within the notice of 2m00s" in say(12 * 1024, 120 * SECOND)
     assert "longer than the notice of 30s" in say(12 * 1024, 30 * SECOND)
+
+
+def test_the_step_in_hand_decides_whether_a_checkpoint_fits() -> None:
+    def say(step: timedelta | None, notice: timedelta | None) -> str:
+        task = Task(name="x", run="x", checkpoint=Checkpoint(path="c", size_mib=12 * 1024, step=step))
+        return " ".join(say_fit(task, notice))
+
+    assert "a step of 10s takes 1m53s: within the notice of 2m00s" in say(10 * SECOND, 120 * SECOND)
+    assert "a step of 30s takes 2m13s, longer than the notice of 2m00s" in say(30 * SECOND, 120 * SECOND)
+    assert "`checkpoint.step` would say" in say(None, 120 * SECOND)
+    assert "no notice is known here" in say(None, None)
+
+
+def test_spot_whose_notice_is_too_short_is_warned_of_wherever_it_ranks() -> None:
+    fixed = Offer(provider="aws", region="r", instance_type="t", rate=HourlyRate(1))
+    spot = replace(fixed, purchase=Purchase.SPOT)
+    offers = [fixed, spot, replace(spot, provider="gcp"), replace(spot, provider="azure"), replace(spot, provider="x")]
+    task = Task(name="x", run="x", checkpoint=Checkpoint(path="c", size_mib=12 * 1024))
+    short, unknown = warn_of_notices(task, offers, SPOT_NOTICES)
+    assert short.startswith("spot at azure, gcp: a checkpoint of 12")
+    assert "notice of 30s" in short
+    assert unknown.startswith("spot at x: ")
+    assert warn_of_notices(task, [fixed], SPOT_NOTICES) == ()
+    assert warn_of_notices(replace(task, checkpoint=Checkpoint(path="c")), offers, SPOT_NOTICES) == ()

@@ -5,11 +5,20 @@ from datetime import UTC, datetime, timedelta
 
 from remuda.domain.jobs import Job
 from remuda.domain.offers import Offer
-from remuda.domain.places import Host
-from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Task, Work
+from remuda.domain.places import Host, VolumePlace
+from remuda.domain.tasks import (
+    AcceleratorNeed,
+    Checkpoint,
+    Limits,
+    Resources,
+    Task,
+    Volume,
+    VolumeKind,
+    Work,
+)
 from remuda.domain.units import HourlyRate
 from remuda.planner.placements import Situation
-from remuda.planner.prospects import Market, Prospects, find_prospects, match
+from remuda.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, match
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOST = Host(name="here/a", cpus=4, memory_mib=4096)
@@ -58,7 +67,7 @@ def test_a_limit_that_no_offer_keeps_is_said_with_what_would_have_to_change() ->
 def test_the_rest_of_an_interrupted_job_is_not_ruled_out_by_the_estimate_of_the_whole() -> None:
     limits = Limits(duration=timedelta(minutes=65))
     task = Task(name="t", run="true", work=WORK, limits=limits, checkpoint=Checkpoint(path="c"))
-    situation = Situation(ran=timedelta(minutes=30))
+    situation = Situation(ran=timedelta(minutes=30), done=0.5)
     assert look(make_job(task), Market(offers=[FREE], hosts=[HOST]), situation).offers == (FREE,)
 
 
@@ -67,6 +76,10 @@ def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
     found = look(make_job(task), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"]))
     assert not found.hopeless
     assert found.reason.endswith("; not known: cloud: no answer")
+    for providers, hopeless in ((("here",), True), (("here", "cloud"), False)):
+        bound = replace(task, resources=replace(task.resources, providers=providers))
+        found = look(make_job(bound), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"]))
+        assert found.hopeless is hopeless
 
 
 def test_an_offer_that_failed_is_left_alone_for_a_while() -> None:
@@ -105,3 +118,58 @@ def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> Non
         found.reason
         == "No offer: the task is for aws (resources.providers), and here there are offers of cloud and here only"
     )
+
+
+def test_a_volume_that_exists_rules_out_the_offers_of_other_zones() -> None:
+    zones = [replace(PAID, zone=zone) for zone in ("a-1", "a-2")]
+    everywhere, abroad = replace(PAID, rate=HourlyRate(3_000_000)), replace(PAID, region="b")
+    volumes = [VolumePlace(provider="cloud", names=("vol-1", "data"), region="a", zone="a-2")]
+    market = Market(offers=[*zones, everywhere, abroad], volumes=volumes)
+
+    def task(source: str, keep: bool = True) -> Task:
+        return Task(name="t", run="true", volumes=(Volume(kind=VolumeKind.NAMED, source=source, path="/d", keep=keep),))
+
+    for name in ("vol-1", "data"):
+        assert look(make_job(task(name)), market).offers == (zones[1], everywhere)
+    assert len(look(make_job(task("another")), market).offers) == 4
+    assert len(look(make_job(task("data", keep=False)), market).offers) == 4
+    none = look(make_job(task("data")), replace(market, offers=[zones[0]]))
+    assert none.hopeless
+    assert none.reason == "cloud: volumes: data is in a-2, and can be used only there"
+    twice = [*volumes, VolumePlace(provider="cloud", names=("data",), region="b")]
+    assert abroad in look(make_job(task("data")), replace(market, volumes=twice)).offers
+
+
+SLOW = replace(PAID, instance_type="slow", rate=HourlyRate(2_000_000))
+FAST = replace(PAID, instance_type="fast", vcpus=8, rate=HourlyRate(3_000_000))
+TWICE = Work(samples=36000.0, rates={"cpu:4": 1.0, "cpu:8": 2.0})
+
+
+def lined_up(work: Work | None, *offers: Offer, ordered: bool = False, avoid: tuple[str, ...] = ()) -> list[str]:
+    """The types that a job with a wish for each offer is tried at, in order."""
+    wishes = tuple(Resources(instance=offer.instance_type) for offer in offers)
+    resources = replace(wishes[0], any_of=wishes, ordered=ordered)
+    job = make_job(Task(name="t", run="true", nodes=2, work=work, resources=resources))
+    market = Market(offers=offers)
+    lines = line_up([(each, look(each, market)) for each in jobs_of(job)], avoid)
+    assert all(job.task.resources.instance == offer.instance_type for job, found in lines for offer in found)
+    return [offer.instance_type for _, found in lines for offer in found]
+
+
+def test_of_several_wishes_the_one_that_finishes_at_the_least_cost_comes_first() -> None:
+    assert lined_up(TWICE, SLOW, FAST) == ["fast", "slow"], "twice as fast for one and a half times the price"
+    assert lined_up(None, FAST, SLOW) == ["slow", "fast"], "without work the price per hour decides"
+    assert lined_up(TWICE, SLOW, FAST, ordered=True) == ["slow", "fast"]
+
+
+def test_a_wish_whose_place_failed_others_a_moment_ago_or_is_full_comes_last() -> None:
+    assert lined_up(TWICE, SLOW, FAST, avoid=(FAST.key,)) == ["slow", "fast"]
+    assert lined_up(TWICE, SLOW, replace(FAST, capacity=1)) == ["slow", "fast"]
+
+
+def test_a_wish_with_an_order_of_its_own_keeps_it() -> None:
+    third = replace(PAID, instance_type="third", rate=HourlyRate(1_000_000))
+    wishes = (Resources(cpus_min=1), Resources(cpus_min=2))
+    first, second = jobs_of(make_job(Task(name="t", run="true", resources=replace(wishes[0], any_of=wishes))))
+    lines = line_up([(first, Prospects(offers=(FAST, third))), (second, Prospects(offers=(SLOW,)))])
+    assert [(job, offers) for job, offers in lines] == [(second, (SLOW,)), (first, (FAST, third))]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,18 +135,38 @@ def test_what_was_spent_and_run_counts_against_the_limits() -> None:
     assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=spent).rejected == {Limit.BUDGET: 1}
 
 
-def test_an_interrupted_job_with_checkpoints_has_only_the_rest_to_do() -> None:
+def test_an_interrupted_job_has_only_the_rest_to_do() -> None:
     """What it ran counts against the limit and is done: the estimate of the whole must not rule out its end."""
-    whole = make_task(SLOW_DEAR, Limits(duration=HOUR + timedelta(minutes=5)))
-    situation = Situation(ran=timedelta(minutes=45))
-    resumes = replace(whole, checkpoint=Checkpoint(path="c"))
-    (placement,) = rank(resumes, [make_offer("a", 1)], now=NOW, situation=situation)
+    task = make_task(SLOW_DEAR, Limits(duration=HOUR + timedelta(minutes=5)))
+    ran = Situation(ran=timedelta(minutes=45))
+    assert plan(task, [make_offer("a", 1)], now=NOW, situation=ran).rejected == {Limit.DURATION: 1}
+    (placement,) = rank(task, [make_offer("a", 1)], now=NOW, situation=replace(ran, done=0.75))
     assert placement.run_time == timedelta(minutes=15)
-    assert plan(whole, [make_offer("a", 1)], now=NOW, situation=situation).rejected == {Limit.DURATION: 1}
-    (placement,) = rank(resumes, [make_offer("a", 1)], now=NOW, situation=replace(situation, kept=HOUR * 2 / 3))
-    assert placement.run_time == timedelta(minutes=20)
-    (placement,) = rank(resumes, [make_offer("a", 1)], now=NOW, situation=Situation(ran=HOUR + timedelta(minutes=1)))
+    (placement,) = rank(task, [make_offer("a", 1)], now=NOW, situation=replace(ran, done=1.0))
     assert placement.run_time == timedelta(0)
+
+
+@pytest.mark.parametrize("limits", [Limits(duration=HOUR + timedelta(minutes=5)), Limits(budget=Money(1_200_000))])
+def test_work_that_an_interruption_lost_does_not_end_a_job_that_goes_on(limits: Limits) -> None:
+    """The estimate is rough, so a limit that was enough for the whole ends the job only when it is reached."""
+    task = make_task(SLOW_DEAR, limits)
+    lost = Situation(ran=timedelta(minutes=30), spent=Money(500_000), done=0.1)
+    resumes = replace(task, checkpoint=Checkpoint(path="c"))
+    assert plan(task, [make_offer("a", 1)], now=NOW, situation=lost).rejected
+    assert rank(resumes, [make_offer("a", 1)], now=NOW, situation=lost)
+    over = replace(lost, ran=2 * HOUR, spent=Money(1_200_000))
+    assert plan(resumes, [make_offer("a", 1)], now=NOW, situation=over).rejected
+
+
+def test_work_that_was_done_is_a_share_of_it_wherever_it_was_done() -> None:
+    """Half of it is half of it: the hours that it took on a slow machine say nothing of the hours on a fast one."""
+    slow, fast = make_offer("slow", 1, 1), make_offer("fast", 1, 4)
+    half = Situation(ran=2 * HOUR, done=0.5)
+    times = {place.offer.key: place.run_time for place in rank(make_task(SLOW_DEAR), [slow, fast], now=NOW)}
+    for place in rank(make_task(SLOW_DEAR), [slow, fast], now=NOW, situation=half):
+        whole = times[place.offer.key]
+        assert whole is not None
+        assert place.run_time == whole / 2
 
 
 def test_a_deadline_counts_from_the_submission() -> None:

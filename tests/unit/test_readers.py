@@ -66,6 +66,7 @@ def example(number: int) -> bytes:
     kinds = {
         "name": field(1, field(1, b"n%d" % number)),
         "parts": field(2, field(1, struct.pack("<2f", number, 0.5))),
+        "none": b"",
         "minus": field(3, field(1, b"\xff" * 9 + b"\x01" + bytes([number]))),
     }
     return field(1, b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in kinds.items()))
@@ -80,7 +81,7 @@ def test_tfrecord(tmp_path: Path) -> None:
             out.write(size + struct.pack("<I", masked_crc(size)) + data + struct.pack("<I", masked_crc(data)))
     found = open_samples(f"tfrecord:{file}")
     assert len(found) == COUNT
-    assert found[7] == {"name": [b"n7"], "parts": [7.0, 0.5], "minus": [-1, 7]}
+    assert found[7] == {"name": [b"n7"], "parts": [7.0, 0.5], "none": [], "minus": [-1, 7]}
     whole = file.read_bytes()
     file.write_bytes(whole[:-10] + bytes([whole[-10] ^ 1]) + whole[-9:])
     with pytest.raises(ValueError, match="damaged"):
@@ -149,7 +150,7 @@ def test_training_reads_them_in_any_order_and_goes_on(tars: Path) -> None:
 
 
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="webdataset"):
+    with pytest.raises(ValueError, match="did you mean webdataset:"):
         open_samples(f"webdatasets:{tmp_path}")
     with pytest.raises(FileNotFoundError):
         open_samples("mds:/nowhere/at/all")

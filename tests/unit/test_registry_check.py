@@ -7,6 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from remuda.cli.check import command
+from remuda.cli.main import cli
+from remuda.domain.offers import Offer
+from remuda.domain.units import HourlyRate
 
 PRAIRIE = """
 from remuda.providers.base import Feature, Manifest, Refused
@@ -46,7 +49,10 @@ def test_what_is_not_configured_is_shown_and_is_no_failure(settings: Path) -> No
     assert states["local"] == "ready"
     assert states["prairie"] == "not configured"
     assert result.exit_code == 0
-    assert "add [providers.prairie]" in check().output
+    told = check().output
+    assert "a prairie: add [providers.prairie]" in told
+    assert f"The settings are in {settings}." in told
+    assert f"add [providers.prairie] in {settings}" in check("prairie").output
 
 
 def test_a_configured_provider_that_fails_says_why(settings: Path) -> None:
@@ -67,6 +73,74 @@ def test_one_provider_with_its_gaps_and_settings(settings: Path) -> None:
     assert shown["lacks"] == {"image": "only grass"}
 
 
+def test_one_that_is_not_configured_shows_the_settings_that_it_has(settings: Path) -> None:
+    told = check("slurm").output
+    assert "partitions" in told
+    assert "Names with commas between them" in told
+
+
+def test_one_that_is_turned_off_is_not_told_to_be_added(settings: Path) -> None:
+    settings.write_text("[providers.prairie]\nenabled = false\n")
+    result = check()
+    row = next(line for line in result.output.splitlines() if line.startswith("prairie"))
+    assert " off " in row
+    assert "take `enabled = false` out of [providers.prairie]" in row
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "told"),
+    [
+        ("10.1.2.3:7443", "", "https://10.1.2.3:7443"),
+        ("0.0.0.0:7443", "https://gpu.example:443", "https://gpu.example:443"),
+        ("7443", "", "write HOST:PORT"),
+        ("0.0.0.0:7443", "gpu.example", "write https://name-or-address:port"),
+    ],
+)
+def test_whom_nodes_call_is_what_the_server_would_tell_them(
+    settings: Path, listen: str, advertise: str, told: str
+) -> None:
+    settings.write_text(f'[server]\ntls_listen = "{listen}"\nadvertise = "{advertise}"\n[providers.join]\n')
+    assert told in check("join").output
+
+
+@pytest.mark.parametrize("name", ["join", "ray"])
+def test_a_place_that_could_run_nothing_is_not_ready(
+    settings: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def introduce(self: object) -> list[tuple[str, str]]:
+        return [("version", "9")]
+
+    monkeypatch.setattr("remuda.providers.ray.provider.RayProvider.introduce", introduce)
+    settings.write_text(f"[providers.{name}]\n")
+    shown = json.loads(check(name, "-o", "json").output)
+    assert shown["state"] == "fails"
+    assert "tls_listen" in shown["problem"]
+    settings.write_text(f'[server]\ntls_listen = "10.1.2.3:7443"\n[providers.{name}]\n')
+    assert json.loads(check(name, "-o", "json").output)["state"] == "ready"
+
+
+def test_a_plan_takes_places_whose_nodes_call_the_server(
+    settings: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def offers(self: object) -> list[Offer]:
+        return [Offer(provider="ray", region="main", instance_type="cpu", vcpus=4, rate=HourlyRate(0))]
+
+    monkeypatch.setattr("remuda.providers.ray.provider.RayProvider.offers", offers)
+    task = tmp_path / "task.yaml"
+    task.write_text("resources: {providers: ray}\nrun: 'true'\n")
+    for server, told in (("", "tls_listen"), ('[server]\ntls_listen = "10.1.2.3:7443"\n', "can use ray")):
+        settings.write_text(f"{server}[providers.ray]\n")
+        assert told in CliRunner().invoke(cli, ["plan", "--here", str(task)]).output
+
+
+def test_nobody_is_told_to_call_all_addresses(settings: Path) -> None:
+    settings.write_text('[server]\ntls_listen = "0.0.0.0:7443"\n[providers.join]\n')
+    told = check("join").output
+    assert "https://" in told
+    assert "0.0.0.0" not in told
+
+
 def test_wrong_settings_and_names_are_told(settings: Path) -> None:
     settings.write_text("[providers.local]\nprice = 3.5\n")
     result = check("local")
@@ -75,5 +149,7 @@ def test_wrong_settings_and_names_are_told(settings: Path) -> None:
     settings.write_text("[providers.prarie]\n")
     result = check()
     assert "[providers.prarie] names no provider" in result.output
+    assert "did you mean 'prairie'?" in result.output
     assert result.exit_code == 2
+    assert "[providers.prarie] names no provider" in check("prairie").output
     assert "no provider 'moon'" in check("moon").output

@@ -87,13 +87,19 @@ def test_settings_get_their_defaults() -> None:
         ({"acres": -1}, "at least 0"),
         ({"fence": 1}, "expected true or false"),
         ({"gates": 1.5}, "expected integer"),
-        ({"owner": 5}, "expected text"),
+        ({"acres": float("nan")}, "expected number"),
+        ({"owner": True}, "expected text"),
         ({"enabled": "no"}, "expected true or false"),
     ],
 )
 def test_wrong_settings_say_what_fits(table: dict[str, str | int | float | bool], message: str) -> None:
     with pytest.raises(BadSettings, match=message):
         check_settings(MANIFEST, table)
+
+
+def test_a_text_may_be_written_as_a_number() -> None:
+    assert check_settings(MANIFEST, {"owner": 1234})["owner"] == "1234"
+    assert check_settings(MANIFEST, {"owner": 2.50})["owner"] == "2.5"
 
 
 def test_every_own_provider_says_who_it_is() -> None:

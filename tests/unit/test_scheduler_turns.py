@@ -1,7 +1,9 @@
 """Whose turn it is: order, strictness at each place, and what is held of a shared host."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,8 @@ from remuda.domain.places import Hold, Host
 from remuda.domain.tasks import AcceleratorNeed, Resources, Task
 from remuda.domain.units import HourlyRate
 from remuda.scheduler.packing import Owner, hold_for, holds_for, host_of
-from remuda.scheduler.turns import Capacity, Place, Stay, Waiting, in_order, plan_turns
+from remuda.scheduler.pools import count_left, pool_of, take
+from remuda.scheduler.turns import Capacity, Place, Stay, Turns, Waiting
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOST = Host(name="local/me", cpus=4, memory_mib=8192, devices=("a", "b", "c", "d"))
@@ -33,12 +36,13 @@ def turn(wanting: Job, *offers: Offer) -> Waiting:
     return Waiting(job=wanting, gang=f"gang-{wanting.id}", offers=offers)
 
 
+def plan_turns(waiting: Iterable[Waiting], capacity: Capacity) -> list[Place | Stay]:
+    turns = Turns(capacity)
+    return [turns.decide(turn) for turn in waiting]
+
+
 def placed(decisions: list[Place | Stay]) -> list[str]:
     return [decision.job.id for decision in decisions if isinstance(decision, Place)]
-
-
-def test_priority_then_submission() -> None:
-    assert [x.id for x in in_order([job("b"), job("c", priority=1), job("a")])] == ["c", "a", "b"]
 
 
 def test_a_task_that_does_not_say_holds_one_cpu() -> None:
@@ -92,6 +96,11 @@ def test_a_large_job_is_not_starved_by_small_ones() -> None:
     ]
 
 
+def test_memory_that_others_hold_is_not_given_twice() -> None:
+    waiting = [turn(job("1", memory=5000), CPU), turn(job("2", memory=5000), CPU)]
+    assert placed(plan_turns(waiting, Capacity(hosts=(HOST,)))) == ["1"]
+
+
 def test_who_fits_elsewhere_goes() -> None:
     busy = Hold(host=HOST.name, gang="o", rank=0, project="p", cpus=4, memory_mib=0)
     decisions = plan_turns(
@@ -105,8 +114,45 @@ def test_capacity_counts_what_was_placed_since_it_was_told() -> None:
     two = replace(CLOUD, capacity=2)
     waiting = [turn(job("1"), two), turn(job("2"), two)]
     assert placed(plan_turns(waiting, Capacity())) == ["1", "2"]
-    assert placed(plan_turns(waiting, Capacity(used={two.key: 1}))) == ["1"]
+    assert placed(plan_turns(waiting, Capacity(used={pool_of(two): Fraction(1, 2)}))) == ["1"]
     assert placed(plan_turns([turn(job("1", nodes=3), two)], Capacity())) == []
+
+
+def test_offers_of_one_pool_draw_from_each_other() -> None:
+    """Two nodes of eight: each size may be had so often, and not all of them at once."""
+    sizes = {n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes") for n in (1, 2, 4, 8)}
+    waiting = [turn(job("1"), sizes[8]), turn(job("2"), sizes[4]), turn(job("3"), sizes[8]), turn(job("4"), sizes[2])]
+    assert placed(plan_turns(waiting, Capacity())) == ["1", "2", "4"]
+    elsewhere = replace(sizes[8], region="other")
+    apart = replace(sizes[8], pool="others")
+    alone = replace(sizes[8], pool="")
+    full = Capacity(used={pool_of(sizes[8]): Fraction(1)})
+    assert placed(plan_turns([turn(job(str(n)), offer) for n, offer in sizes.items()], full)) == []
+    assert placed(plan_turns([turn(job("1"), elsewhere), turn(job("2"), apart), turn(job("3"), alone)], full)) == [
+        "1",
+        "2",
+        "3",
+    ]
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=40))
+def test_no_more_is_given_away_than_there_is(sizes: list[int]) -> None:
+    offers = {n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes") for n in (1, 2, 4, 8)}
+    decisions = plan_turns([turn(job(str(at)), offers[n]) for at, n in enumerate(sizes)], Capacity())
+    given_away = sum(int(place.offer.instance_type[1:]) for place in decisions if isinstance(place, Place))
+    assert given_away <= 16
+    if sum(sizes) <= 16:
+        assert given_away == sum(sizes)
+
+
+def test_what_does_not_say_how_much_it_has_is_never_used_up() -> None:
+    used: dict[str, Fraction] = {}
+    endless = replace(CLOUD, capacity=None, pool="nodes")
+    take(used, endless, 100)
+    assert (count_left(endless, used), used) == (None, {})
+    nothing = replace(endless, capacity=0)
+    take(used, nothing, 1)
+    assert count_left(nothing, used) == 0
 
 
 def farm(*names: str, **differing: bool) -> tuple[Host, ...]:
@@ -139,6 +185,24 @@ def test_nothing_is_placed_on_a_host_that_is_not_ready() -> None:
     assert placed(plan_turns([turn(job("1"), ALONE)], capacity)) == []
     assert placed(plan_turns([turn(job("1", nodes=2), GROUP)], capacity)) == []
     assert placed(plan_turns([turn(job("1"), replace(ALONE, zone="b"))], capacity)) == ["1"]
+
+
+def test_a_gang_is_not_placed_on_a_host_that_failed_it() -> None:
+    capacity = Capacity(hosts=farm("a", "b", "c"))
+    shy = replace(turn(job("1", nodes=2), GROUP), avoid=frozenset({"farm/a"}))
+    (place,) = plan_turns([shy], capacity)
+    assert isinstance(place, Place)
+    assert [hold.host for hold in place.holds] == ["farm/b", "farm/c"]
+    assert placed(plan_turns([replace(shy, avoid=frozenset({"farm/a", "farm/b"}))], capacity)) == []
+
+
+def test_a_gang_neither_waits_for_nor_holds_up_a_host_that_failed_it() -> None:
+    shy = replace(turn(job("2", nodes=2), GROUP), avoid=frozenset({"farm/a"}))
+    full = [replace(A_HOLD, host=f"farm/{name}", cpus=4) for name in ("a", "b")]
+    waits_for_a = turn(job("1"), ALONE)
+    assert placed(plan_turns([waits_for_a, shy], Capacity(hosts=farm("a", "b", "c"), holds=full[:1]))) == ["2"]
+    for_a = turn(job("3"), ALONE)
+    assert placed(plan_turns([shy, for_a], Capacity(hosts=farm("a", "b", "c"), holds=full[1:]))) == ["3"]
 
 
 def test_a_gang_that_waits_for_a_group_is_not_starved_by_jobs_for_its_hosts() -> None:

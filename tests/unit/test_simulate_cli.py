@@ -95,6 +95,20 @@ def test_every_run_is_written_and_the_plots_are_drawn(traces: Path, tmp_path: Pa
     assert "</svg>" in files["gantt.svg"].read_text()
 
 
+def test_a_drawing_may_end_as_matplotlib_knows_it(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    jobs, pools = tmp_path / "jobs.csv", tmp_path / "pools.csv"
+    jobs.write_text("arrival_s,duration_s,gpus,vc\n0,100,3,a\n")
+    pools.write_text("vc,node num\na,1\n")
+    names = ("queue.PNG", "queue.jpg", "queue.Jpeg", "queue.eps", "queue.svgz", "queue.tif", "queue")
+    for name in names:
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        done = run("fleet", "--jobs", str(jobs), "--pools", str(pools), "--plot", str(folder / name))
+        assert done.exit_code == 0, done.stderr
+        assert [file.name for file in folder.iterdir()] == [name if "." in name else f"{name}.png"]
+
+
 def test_the_same_seed_draws_the_same_windows_on_any_number_of_processes(traces: Path) -> None:
     one = spot(traces, "--policy", "greedy", "-o", "json").stdout
     assert spot(traces, "--policy", "greedy", "-o", "json", "--processes", "2").stdout == one
@@ -108,6 +122,10 @@ def test_the_same_seed_draws_the_same_windows_on_any_number_of_processes(traces:
         (("--deadline", "soon"), "--deadline: expected a length of time"),
         (("--work", "30h"), "do not fit into a deadline"),
         (("--deadline", "300h"), "does not fit into it"),
+        (("--plot", "cost.xyz"), "cost.xyz: expected a name that ends in .svg, .png or .pdf"),
+        (("--csv", "nowhere/runs.csv"), "nowhere: no such folder"),
+        (("--on-demand", "-1"), "-1.0 is not in the range"),
+        (("--checkpoint-gb", "-3"), "-3.0 is not in the range"),
     ],
 )
 def test_what_cannot_be_is_said(traces: Path, more: tuple[str, ...], words: str) -> None:
@@ -128,10 +146,32 @@ def test_a_queue_is_served_in_order_and_large_jobs_do_not_starve(tmp_path: Path)
     assert found["mean_wait_s"] == (0 + 90 + 180 + 0) / 4
 
 
-def test_a_queue_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_a_record_as_long_as_the_deadline_has_one_window(tmp_path: Path) -> None:
+    (tmp_path / "short.json").write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [1] * 144}))
+    lengths = ("--work", "10h", "--deadline", "12h", "--windows", "2", "--processes", "1")
+    document = json.loads(run("spot", "--trace", str(tmp_path), *lengths, "--segments", "-o", "json").stdout)
+    assert {one["start_s"] for one in document["runs"]} == {0.0}
+    assert run("spot", "--trace", str(tmp_path), *lengths, "--deadline", "13h").exit_code == 2
+
+
+HEAD = "arrival_s,duration_s,gpus,vc\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "nodes", "words"),
+    [
+        ("when,long\n1,2\n", "1", "expected the columns arrival_s"),
+        ("", "1", "there is no arrival_s and no duration_s"),
+        (f"{HEAD}nan,1,1,a\n", "1", "arrival nan s"),
+        (f"{HEAD}0,-5,1,a\n", "1", "duration -5 s"),
+        (f"{HEAD}0,5,0,a\n", "1", "0 GPUs"),
+        (f"{HEAD}0,5,1,a\n", "-1", "expected the columns vc and node num: -1 nodes"),
+    ],
+)
+def test_a_queue_that_cannot_be_read_is_said(tmp_path: Path, rows: str, nodes: str, words: str) -> None:
     jobs, pools = tmp_path / "jobs.csv", tmp_path / "pools.csv"
-    jobs.write_text("when,long\n1,2\n")
-    pools.write_text("vc,node num\na,1\n")
+    jobs.write_text(rows)
+    pools.write_text(f"vc,node num\na,{nodes}\n")
     result = run("fleet", "--jobs", str(jobs), "--pools", str(pools))
     assert result.exit_code == 2
-    assert "expected the columns arrival_s" in result.stderr
+    assert words in result.stderr

@@ -101,6 +101,15 @@ def test_a_partition_is_spot_only_where_a_higher_one_shares_its_nodes() -> None:
     assert not any(each.taken for each in by_qos.partitions)
 
 
+def test_what_overlaps_is_one_pool() -> None:
+    gpus = "gpu:h100:8(S:0-1)"
+    nodes = [node("a", "one", gres=gpus), node("b", "one,two", gres=gpus), node("d", "two", gres=gpus)]
+    nodes += [node("c", "one"), node("e", "three", gres=gpus)]
+    cluster = read_cluster(CONFIG, [partition(name, 1) for name in ("one", "two", "three")], nodes, ())
+    pools = {(o.zone, bool(o.accelerator_count), o.pool) for o in list_offers(cluster, FREE, queue=False)}
+    assert {(zone, pool) for zone, gpu, pool in pools if gpu} == {("one", "a"), ("two", "a"), ("three", "e")}
+
+
 @pytest.mark.parametrize(
     ("state", "idle"),
     [("IDLE", 1), ("IDLE+CLOUD+POWERED_DOWN", 1), ("MIXED+PLANNED", 1)]

@@ -123,3 +123,12 @@ def test_a_task_in_plain_words() -> None:
     assert rows["stops"] == "8h after its submission or after being idle for 10m"
     assert rows["tries again"] == "after being preempted once"
     assert rows["runs"] == "a (and 1 more lines)"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "said"),
+    [("1", "at least 1 CPU"), ("..1", "at most 1 CPU"), ("1..4", "1 to 4 CPUs"), ("2", "at least 2 CPUs")],
+)
+def test_one_cpu_is_no_cpus(cpu: str, said: str) -> None:
+    rows = dict(describe_task(parse_task(f"run: x\nresources: {{cpu: {cpu}}}")))
+    assert rows["on"] == f"1 node with {said}"

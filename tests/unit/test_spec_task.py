@@ -11,6 +11,7 @@ from remuda.domain.tasks import (
     Checkpoint,
     Limits,
     NetworkNeed,
+    NodeCheck,
     Resources,
     Retry,
     Schedule,
@@ -28,7 +29,7 @@ from remuda.spec import SpecError, load_task, parse_task
 from remuda.spec.fields.hints import TOP_HINTS, sections
 from remuda.spec.fields.task import TASK
 from remuda.spec.problems import Notes
-from remuda.spec.tree import ListNode, MapNode, Node, ScalarNode, compose
+from remuda.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FULL = """\
@@ -220,8 +221,8 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("nodes: two", "2:8", "from 1 to 10,000"),
         ("nodes: 1.5", "2:8", "not a whole number"),
         ("priority: 1000", "2:11", "too large"),
-        ("name: my_job", "2:7", "write my-job"),
-        (f"name: {'x' * 70}", "2:7", "longer than 63"),
+        ("name: my_job\nenv: {}", "2:7", "write my-job"),
+        (f"name: {'x' * 70}\nnodes: 2", "2:7", "longer than 63"),
         ("env: {B: }", "2:", "write ''"),
         ("env: {A-B: x}", "2:7", "write A_B"),
         ("env: {REMUDA_JOB: x}", "2:7", "for Remuda to set"),
@@ -277,7 +278,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("work: {samples: 3, rates: {H1000: 3}}", "2:28", "did you mean H100?"),
         ("work: {samples: 3, rates: {'H100:x': 3}}", "2:28", "'x' is not a count"),
         ("limits: {duration: 0s}", "2:20", "at least 1ms, or leave it out"),
-        ("name: Ünïcode name", "2:7", "write unicode-name"),
+        ("name: Ünïcode name\nenv: {}", "2:7", "write unicode-name"),
         ("webhooks: ftp://x", "2:11", "https://example.org/hook"),
         ("webhooks: {url: https://x.org, on: [success]}", "2:37", "did you mean `finish`?"),
         ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "ftp:// is not known"),
@@ -333,7 +334,7 @@ def plain(node: Node | None) -> object:
 BESIDE: dict[str, dict[str, object]] = {
     "params.NAME": {"default": 0.5},
     "inputs": {"source": "/a", "target": "b"},
-    "outputs": {"source": "a", "target": "/b"},
+    "outputs": {"source": "a", "target": "s3://b/c"},
     "webhooks": {"url": "https://example.org"},
     "checkpoint": {"path": "p"},
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
@@ -351,7 +352,8 @@ EXAMPLES = [
 @pytest.mark.parametrize(("path", "name", "example"), EXAMPLES)
 def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str) -> None:
     """The reference page shows these; a wrong one would teach a mistake."""
-    document = plain(compose(example, Notes("example", example)))
+    (root,) = compose_all(example, Notes("example", example))
+    document = plain(root)
     assert isinstance(document, dict)
     assert list(document) == [name]
     beside = {"samples": {"rates": {"cpu": 1}}, "rates": {"samples": 1}, "profile": {"samples": 1}}.get(
@@ -369,11 +371,11 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         )
     if path == "volumes":  # one source, and what is of this source alone
         source = {"host": "/a"} if name in ("path", "read_only") else {"nfs": "nas:/e"} if name == "options" else {}
-        source = {"name": "a", "size": 5} if name in ("size", "type") else source
+        source = {"name": "a", "size": 5} if name in ("size", "type", "keep") else source
         beside = {"path": "/data", **source}
     document = {**beside, **document}
     for part in reversed([part for part in path.split(".") if part]):
-        document = {part: document if part not in ("inputs", "outputs") else [document]}
+        document = {part: document if part not in ("inputs", "outputs", "any_of", "ordered") else [document]}
     document = {
         "run": "x",
         "params": {"lr": 1},
@@ -382,6 +384,13 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     }
     task = parse_task(json.dumps(document), now=NOW)
     assert task != parse_task("run: x\nparams: {lr: 1}")
+
+
+def test_outputs_may_be_sent_while_the_work_runs() -> None:
+    task = parse_task("{run: x, outputs: [{source: a, target: 's3://b/c', every: 1m}]}")
+    assert task.outputs == (Transfer(source="a", target="s3://b/c", every=timedelta(minutes=1)),)
+    with pytest.raises(SpecError, match="only what goes to a URL is sent while the work runs"):
+        parse_task("{run: x, outputs: [{source: a, target: /b, every: 1m}]}")
 
 
 def test_every_field_has_an_example() -> None:
@@ -437,3 +446,35 @@ def test_schedules_and_windows() -> None:
     assert window == Window(
         spans=(Span(days=(0, 4, 5, 6), start_minute=1200, end_minute=480),), text="Fri-Mon 20:00-08:00"
     )
+
+
+def test_the_check_of_nodes_is_a_flag_or_a_table() -> None:
+    def check(text: str) -> NodeCheck | None:
+        return parse_task(f"name: a\nrun: 'true'\nresources: {{check: {text}}}\n").resources.check
+
+    assert check("false") is None
+    assert check("true") == NodeCheck(share=0.6, link_mbps=None)
+    assert check("{share: 0.8, link: 10Gbps}") == NodeCheck(share=0.8, link_mbps=10_000)
+
+
+def test_alternatives_are_laid_over_what_stands_beside_them() -> None:
+    need = parse_task(
+        "run: x\nresources:\n  disk: 100GB\n  spot: only\n"
+        "  any_of: [{gpu: H100:8}, {gpu: A100:80GB:8, spot: never, disk: {size: 50GB, type: gp3}}]"
+    ).resources
+    assert (need.accelerators[0].name, need.disk_gib, need.spot) == ("H100", 100, SpotPolicy.ONLY)
+    first, second = need.choices
+    assert first == need
+    assert not need.ordered
+    assert (second.accelerators[0].name, second.disk_gib, second.disk_type, second.spot) == (
+        "A100",
+        50,
+        "gp3",
+        SpotPolicy.NEVER,
+    )
+    assert second.choices == need.choices
+    assert parse_task("run: x\nresources: {ordered: [{cpu: 8}, {cpu: 2}]}").resources.ordered
+    alone = parse_task("run: x\nresources: {memory: 4GB, any_of: [{cpu: 8}]}").resources
+    assert (alone.cpus_min, alone.memory_min_mib, alone.any_of) == (8, 4096, ())
+    assert "`any_of` and `ordered` are both there" in problems("run: x\nresources: {any_of: [{}], ordered: [{}]}")
+    assert "alternatives have none" in problems("run: x\nresources: {any_of: [{any_of: []}, {}]}")

@@ -3,12 +3,13 @@
 import pytest
 
 from remuda.spec.problems import Notes, SpecError
-from remuda.spec.tree import MAX_NODES, ListNode, MapNode, Node, ScalarNode, compose, read_scalar
+from remuda.spec.tree import MAX_NODES, ListNode, MapNode, Node, ScalarNode, check_single, compose_all, read_scalar
 
 
 def tree(text: str) -> Node:
     notes = Notes("f.yaml", text)
-    root = compose(text, notes)
+    documents = compose_all(text, notes)
+    root = check_single(documents, notes) if documents else None
     notes.check()
     assert root is not None
     return root

@@ -22,6 +22,10 @@ NAMED, HOST, NFS = VolumeKind.NAMED, VolumeKind.HOST, VolumeKind.NFS
             "{name: d, path: /d, size: 200GB, type: gp3, read_only: true}",
             Volume(kind=NAMED, source="d", path="/d", size_gib=200, type="gp3", read_only=True),
         ),
+        (
+            "{name: d, path: /d, size: 200GB, keep: false}",
+            Volume(kind=NAMED, source="d", path="/d", size_gib=200, keep=False),
+        ),
         ("{host: /a/./b, path: ./c}", Volume(kind=HOST, source="/a/b", path="c")),
         (
             "{nfs: nas:/e, path: /d, options: 'nfsvers=4.1,ro'}",
@@ -50,6 +54,8 @@ def test_forms(text: str, expected: Volume) -> None:
         ("{name: a, path: b}", "is no full path"),
         ("{host: /a, path: /b, size: 5GB}", "`size` has no meaning with `host`"),
         ("{name: a, path: /b, type: gp3}", "add `size`"),
+        ("{name: a, path: /b, keep: false}", "there is no `size`"),
+        ("{nfs: nas:/e, path: /b, keep: false}", "`keep` has no meaning with `nfs`"),
         ("{name: a, mount_path: /b}", "write `path`"),
         ("{host: /a, path: /b, read_only: 'yes'}", "neither true nor false"),
         ("{nfs: nas, path: /b}", "is no NFS export"),

@@ -35,6 +35,13 @@ def test_names_and_patterns(folder: Path) -> None:
     assert list(read(folder, hosts="gpu-*").entries) == ["gpu-1", "gpu-2", "gpu-3"]
     assert list(read(folder, hosts="gate gpu-[13]").entries) == ["gate", "gpu-1", "gpu-3"]
     assert list(read(folder, hosts="nothing-*").entries) == []
+    assert read(folder, hosts="gpu-* nothing-* b").idle == ["nothing-*"]
+
+
+@pytest.mark.parametrize("none", ["", "/dev/null"])
+def test_no_configuration_may_be_read(folder: Path, none: str) -> None:
+    found = read(folder, hosts="gpu-1 gpu-*", ssh_config=none)
+    assert (list(found.entries), found.idle) == (["gpu-1"], ["gpu-*"])
 
 
 def test_a_user_and_port_may_be_named(folder: Path) -> None:
@@ -58,8 +65,16 @@ def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "told"),
     [
-        ("[hosts.a]\nprise = 1", {}, "prise"),
+        ("[hosts.a]\n[hosts.b]\nprise = 1", {}, r"\[hosts.b\]: .*`prise`; known are group, price_usd_hr, address"),
+        ("[groups.lab]\nhosts = 'a b'", {}, r"\[groups.lab\]: Expected `array`, got `str` - at `\$.hosts`"),
+        ("hosts = ['a', 'b']", {}, r"\[hosts.NAME\]: Expected `object`, got `array`"),
+        ("[host.a]\nport = 22", {}, "'host' is unknown; known are tables"),
         ("[hosts.a]\nport = 'x'", {}, "port"),
+        ("[hosts.a]\nport = 70000", {}, r"<= 65535 - at .*port"),
+        ("[hosts.a]\nprice_usd_hr = -1", {}, r">= 0.* - at .*price_usd_hr"),
+        ("[groups.a]\nprice_usd_hr = inf", {}, r"<= 1000000.* - at .*price_usd_hr"),
+        ("[hosts.a]\ncpus = 0", {}, r"> 0.* - at .*cpus"),
+        ("", {"ssh_config": "/nonexistent/config"}, "ssh_config: there is no file /nonexistent/config"),
         ("[hosts.a", {}, "not TOML"),
         ("[groups.a]\nhosts = ['x']\n[groups.b]\nhosts = ['x']", {}, "x is in the groups a and b"),
         ("[groups.a]\nhosts = ['x']\n[hosts.x]\ngroup = 'b'", {}, "listed in a"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import sys
@@ -33,11 +32,6 @@ def make_archive() -> bytes:
             with open(os.path.join(HERE, name), "rb") as file:
                 archive.writestr(entry, file.read())
     return buffer.getvalue()
-
-
-def get_digest(archive: bytes) -> str:
-    """The SHA-256 by which a bootstrap fetches and checks the archive."""
-    return hashlib.sha256(archive).hexdigest()
 
 
 def list_sources() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-PROTOCOL = 1
+PROTOCOL = 3
 
 
 class BadConfig(Exception):
@@ -132,9 +132,9 @@ class Config:
     )
 
     def __init__(self, fields: Fields) -> None:
-        self.protocol = fields.whole("protocol", PROTOCOL)
-        if self.protocol != PROTOCOL:
-            raise BadConfig(f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL}")
+        self.protocol = fields.whole("protocol", 1)  # the oldest that can read it
+        if self.protocol > PROTOCOL:
+            raise BadConfig(f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at most")
         self.gang = fields.text("gang")
         self.rank = fields.whole("rank")
         self.address = fields.text("address")
@@ -248,6 +248,19 @@ class Build:
         self.args = fields.table("args")
 
 
+class Check:
+    """What the node must show before the work starts: the share of its kind's figures, and the links' speed."""
+
+    __slots__ = ("bandwidth_gbs", "kind", "link_mbps", "memory_mib", "share")
+
+    def __init__(self, fields: Fields) -> None:
+        self.share = fields.number("share")
+        self.link_mbps = fields.number("link_mbps", 0)  # between two nodes; 0: measured and told only
+        self.kind = fields.text("kind", "")  # of each GPU, "" where nobody knows it
+        self.memory_mib = fields.number("memory_mib", 0)
+        self.bandwidth_gbs = fields.number("bandwidth_gbs", 0)  # of its memory, by its data sheet
+
+
 class Work:
     """What this rank has to do, as it came with the claim."""
 
@@ -272,6 +285,8 @@ class Work:
         self.env = fields.table("env")
         self.secrets = fields.table("secrets")
         self.params = fields.table("params")
+        check = fields.inner("check")
+        self.check = Check(check) if check else None
         workdir, git, checkpoint = fields.inner("workdir"), fields.inner("git"), fields.inner("checkpoint")
         self.snapshot = workdir.text_or_none("snapshot") if workdir else None
         self.git_url = git.text("url") if git else None
@@ -281,7 +296,9 @@ class Work:
         self.streams = [
             index for index, item in enumerate(fields.inners("inputs")) if item.text("mode", "copy") == "stream"
         ]
-        self.outputs = [(item.text("source"), item.text("target")) for item in fields.inners("outputs")]
+        outputs = fields.inners("outputs")
+        self.outputs = [(item.text("source"), item.text("target")) for item in outputs]
+        self.mirrored = {at: item.number("every_s") for at, item in enumerate(outputs) if item.has("every_s")}
         self.volumes = [Volume(item) for item in fields.inners("volumes")]
         self.grace_s = fields.number("grace_s", 10)
         self.keep_s = fields.number("keep_s", 0)  # how long to wait for other work when this is over

@@ -69,6 +69,7 @@ class Channel:
         route = path.partition("?")[0]
 
         def replied(status: int, data: bytes) -> None:
+            self._link.answered = True
             if status in self._link.refusals:
                 self._link.dismiss(f"the control plane answered {status}: {said(data)}")
                 return
@@ -122,6 +123,7 @@ class Link:
         self._lease_s = config.lease_s
         self.refusals: tuple[int, ...] = REFUSALS
         self.closed = False
+        self.answered = False  # somebody was there, whatever the answer
         self.hurry = False  # nothing more will be written: send what there is
         self._log_at = 0.0
         self._log_timer: Timer | None = None

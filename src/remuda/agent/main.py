@@ -24,7 +24,10 @@ USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 when all was done or nothing was to do, 2 for a wrong configuration."""
+    """Returns the exit code: 0 when all was done or nothing was to do, 2 for a wrong configuration.
+
+    Of `--deliver`: 1 when something is left, EX_TEMPFAIL when that is because nobody answered.
+    """
     deliver = "--deliver" in arguments
     paths = [argument for argument in arguments if argument != "--deliver"]
     if len(paths) != 1:
@@ -87,7 +90,18 @@ def act(config: Config, places: Places, lock: int, deliver: bool, waits_s: float
     if runner.keep_s:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # one that comes now is for the next agent
         loop.close()
-    return 0 if outbox.empty and not log.pending else 1 if deliver else 0, runner.keep_s
+    mark_debt(places, runner.owes)
+    if not deliver or not runner.owes:
+        return 0, runner.keep_s
+    return 1 if link.answered else os.EX_TEMPFAIL, runner.keep_s
+
+
+def mark_debt(places: Places, owes: bool) -> None:
+    """Leave a mark for whoever started us where something is still to be delivered."""
+    if owes:
+        write_whole(places.undelivered, "")
+    elif os.path.exists(places.undelivered):
+        os.unlink(places.undelivered)
 
 
 def take_lock(home: str) -> int | None:

@@ -184,10 +184,13 @@ class Runner:
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:
-        """The node is at risk: a task that listens saves now; the work goes on."""
+        """The node is at risk: a task that listens saves now, what it saves is handed over soon; the work goes on."""
         if self._ending is None:
             self.say("event", name="advice", text=reason)
-            self._tell_task("advice", {"source": source, "reason": reason})
+            advice = {"source": source, "reason": reason}
+            self._write(self._places.advice, json.dumps(advice))
+            self._tell_task("advice", advice)
+            self._steps.hurry()
 
     # What the task is told over its socket, and tells.
 
@@ -237,10 +240,10 @@ class Runner:
             self._polls.start()
         self._log.limit(work.log_limit_mib)
         self._link.listen_soon()
-        if needs_preparing(work):
-            self._steps.prepare(work, self._env)
+        if work.check is not None:
+            self._steps.check(work, self._env)
         else:
-            self._steps.run(work, self._env, reused=False)
+            self._go_on(work)
 
     def say(self, kind: str, **fields: object) -> None:
         """Report; texts of the task's own making lose their secrets first."""
@@ -259,6 +262,21 @@ class Runner:
         self._faults.feed(data)
         self._log.write(self._scrubber.feed(data))
         self._link.pump()
+
+    def checked(self) -> None:
+        """The node is as it should be."""
+        if self._work is None or self._dismissed:
+            self._leave()
+        elif self._ending is not None:
+            self._conclude(self._ending[0], None, self._ending[1])
+        else:
+            self._go_on(self._work)
+
+    def _go_on(self, work: Work) -> None:
+        if needs_preparing(work):
+            self._steps.prepare(work, self._env)
+        else:
+            self._steps.run(work, self._env, reused=False)
 
     def prepared(self, *, reused: bool) -> None:
         """The folder is ready and nothing of its making runs any more."""
@@ -302,10 +320,11 @@ class Runner:
         """All ends within `seconds`, the work `reserve` sooner. A stop outranks a notice; the earlier end counts."""
         if self._over:
             return
-        asked = self._ending is not None
-        if self._steps.finishing:
-            asked = True  # the work has ended by itself; only handing over its last checkpoint is cut short
-        elif self._ending is None or outcome != "preempted":
+        # The work has ended by itself: handing over what it wrote is only cut short. Not so a copy of its outputs,
+        # which is a process: without them it has not succeeded.
+        finishing = self._steps.finishing
+        asked = finishing or self._ending is not None
+        if (not finishing or self._steps.process is not None) and (self._ending is None or outcome != "preempted"):
             self._ending = (outcome, reason)
         if not asked:
             self._steps.ask()
@@ -392,6 +411,11 @@ class Runner:
     def _give_up_waiting(self) -> None:
         if self._work is None:
             self._leave()
+
+    @property
+    def owes(self) -> bool:
+        """Whether something is still to be told, and somebody wants to hear it."""
+        return not self._dismissed and not (self._outbox.empty and not self._log.pending)
 
     def _leave(self) -> None:
         for each in (self._ear, self._polls):

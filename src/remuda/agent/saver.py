@@ -6,22 +6,21 @@ its own, one at a time; a checkpoint counts, and is reported, when the control p
 
 from __future__ import annotations
 
-import json
 import time
 
+from .beside import Beside
 from .link import complain
 from .outbox import time_text
-from .work.guardian import Command
 from .work.handover import hand_over, list_folder, newest, take_print
-from .work.process import Process
 from .work.watch import SHORTEST_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .config import Config
-    from .loop import Loop, Timer
+    from .loop import Loop
 
 LOOK_S = 3.0
 HURRY_S = 0.5  # between looks when the node is about to go
@@ -30,7 +29,7 @@ VOIDS = 5  # tries in a row after which a file that changes all the time is wort
 LAST_TRIES = 3  # at the end, when nothing changes the folder any more
 
 
-class Saver:
+class Saver(Beside):
     """`tick` comes by itself; `finish` hands over the last state and then calls back, `kill` ends that early."""
 
     def __init__(
@@ -43,52 +42,26 @@ class Saver:
         every_s: float | None,
         say: Callable[..., None],
     ) -> None:
-        self._loop = loop
+        super().__init__(loop, lock, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._config = config
         self._folder = folder
-        self._lock = lock
         self._say = say
-        self._look_s = min(LOOK_S, every_s / 4) if every_s else LOOK_S
         found = list_folder(folder)
         self._safe = self._last = take_print(found)  # what the next attempt would find anyway
         self._newest_ns = newest(found)
+        self._began_ns = time.time_ns()
         self._restless_since = 0.0
         self._told_restless = False
-        self._process: Process | None = None
-        self._result: dict[str, object] = {}
-        self._lines = b""
+        self._result: dict[str, Any] = {}
         self._voids = 0
-        self._off = False
         self._number: object = None
-        self._done: Callable[[], None] | None = None
         self._tries = 0
-        self.seconds = 0.0  # that the last one took
-        self._timer: Timer | None = loop.after(self._look_s, self._tick)
-
-    @property
-    def finishing(self) -> bool:
-        """Whether the work has ended and its last state is on its way."""
-        return self._done is not None
 
     def hurry(self) -> None:
         """The node goes soon: look more often."""
-        self._look_s = min(self._look_s, HURRY_S)
+        self._every_s = min(self._every_s, HURRY_S)
 
-    def finish(self, done: Callable[[], None]) -> None:
-        """Nothing writes any more: hand over what is not safe yet, then call `done`."""
-        self._done = done
-        self._loop.cancel(self._timer)
-        if self._process is None:
-            self._finish()
-
-    def kill(self) -> None:
-        """The time is up."""
-        self._off = True
-        if self._process is not None:
-            self._process.kill()
-
-    def _tick(self) -> None:
-        self._timer = self._loop.after(self._look_s, self._tick)
+    def _look(self) -> None:
         found = take_print(list_folder(self._folder))
         still, self._last = found == self._last, found
         if not found or found == self._safe or self._off:
@@ -117,34 +90,24 @@ class Saver:
         self._say("event", name="unsafe", text=text + " is lost with its node; only rank 0's folder is kept")
 
     def _start(self) -> None:
-        self._restless_since, self._result, self._lines = 0.0, {}, b""
-        command = Command([], {}, self._config.home)
+        self._restless_since, self._result = 0.0, {}
         copy_first = self._voids > 0 and self._done is None
-        since = self._newest_ns
-        command.call = lambda: hand_over(self._config, self._folder, copy_first=copy_first, since_ns=since)
-        try:
-            self._process = Process(
-                self._loop, command, self._lock, wrote=self._wrote, ended=lambda code: None, gone=self._gone
-            )
-        except OSError as error:
-            complain(f"a checkpoint cannot be handed over now: {error}")
+        since, began = self._newest_ns, self._began_ns
+        why = self._run(
+            self._config.home,
+            lambda: hand_over(self._config, self._folder, copy_first=copy_first, since_ns=since, began_ns=began),
+        )
+        if why:
+            complain(f"a checkpoint cannot be handed over now: {why}")
 
-    def _wrote(self, data: bytes) -> None:
-        *lines, self._lines = (self._lines + data).split(b"\n")
-        for line in lines:
-            try:
-                result = json.loads(line)
-            except ValueError:
-                complain(line.decode("utf-8", "replace"))  # what went wrong in that process
-                continue
-            if result["state"] == "full":
-                text = "the control plane's disk is full: the checkpoint waits until there is room"
-                self._say("event", name="unsafe", text=text)
-            else:
-                self._result = result
+    def _heard(self, told: dict[str, Any]) -> None:
+        if told["state"] == "full":
+            text = "the control plane's disk is full: the checkpoint waits until there is room"
+            self._say("event", name="unsafe", text=text)
+        else:
+            self._result = told
 
-    def _gone(self) -> None:
-        self._process = None
+    def _over(self) -> None:
         state = self._result.get("state")
         if state == "saved":
             self._saved(self._result)
@@ -159,10 +122,8 @@ class Saver:
                     f"{self._result['reason']} was changed each time while it was handed over: no checkpoint is safe;"
                 )
                 self._say("event", name="unsafe", text=f"{text} write a new file and rename it instead")
-        if self._done is not None:
-            self._finish()
 
-    def _saved(self, result: dict[str, object]) -> None:
+    def _saved(self, result: dict[str, Any]) -> None:
         self._safe, self._voids, self._number = str(result["print"]), 0, result["number"]
         self.seconds = float(str(result["seconds"]))
         fields = {name: result[name] for name in ("number", "files", "bytes", "sent", "seconds")}

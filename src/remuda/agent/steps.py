@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from contextlib import suppress
 
 from .link import complain
 from .loop import READ
@@ -16,18 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from .config import Config, Work
+    from .config import Checkpoint, Config, Work
+    from .data.mirror import Mirror
     from .data.pipes import Streams
     from .loop import Loop
     from .saver import Saver
     from .work.environment import Places
-    from .work.watch import Watch
+    from .work.watch import Checkpoints, Watch
 
     class Owner(Protocol):
         """What the steps tell the runner."""
 
         def say(self, kind: str, **fields: object) -> None: ...
         def wrote(self, data: bytes) -> None: ...
+        def checked(self) -> None: ...
         def prepared(self, *, reused: bool) -> None: ...
         def failed(self, outcome: str, code: int | None, reason: str) -> None: ...
         def ran(self, code: int, oom_kills: int) -> None: ...
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 PHASE_S = 0.1  # between looks at how far a container is
 GROUP_PREFIX = "remuda-"
+EVENTS = (b"check", b"image", b"moved", b"restored")  # that a step tells of
 
 
 class Steps:
@@ -53,11 +58,16 @@ class Steps:
         self._running = False  # and the owner has been told
         self._group: str | None = None
         self._gpus: Process | None = None
+        self._sweeper: Process | None = None
         self._streams: Streams | None = None
         self._channel = -1
         self._lines = b""
         self.saver: Saver | None = None  # where checkpoints are handed over
+        self._checkpoints: Checkpoints | None = None  # where they are not
+        self.mirror: Mirror | None = None  # where outputs are sent while the work runs
         self._result: dict[str, object] = {}
+        self._check_until: float | None = None
+        self._touched = 0.0
 
     def ask(self) -> None:
         """SIGTERM to whatever runs."""
@@ -65,24 +75,43 @@ class Steps:
             self.process.ask()
 
     def kill(self, *, save: bool = False) -> None:
-        """SIGKILL to all of it; with `save`, not to what hands the last checkpoint over."""
+        """SIGKILL to all of it; with `save`, not to what hands over what the work has written."""
         if self.process is not None:
             self.process.kill()
-        if self.saver is not None and not save:
-            self.saver.kill()
+        if not save:
+            for each in self._rescuers():
+                each.kill()
+
+    def _rescuers(self) -> list[Saver | Mirror]:
+        return [each for each in (self.saver, self.mirror) if each is not None]
 
     @property
     def finishing(self) -> bool:
-        """Whether the work has ended and its last checkpoint is on its way."""
-        return self.saver is not None and self.saver.finishing
+        """Whether the work has ended and what it wrote last is on its way."""
+        return any(each.finishing for each in self._rescuers())
+
+    def hurry(self) -> None:
+        """The node may go soon: what the work has written goes now."""
+        for each in self._rescuers():
+            each.hurry()
 
     def reserve(self, seconds: float) -> float:
         """How many of the seconds that a notice gives are needed to hand over what the work writes at its end."""
-        if self.saver is None:
-            return 0.0
-        self.saver.hurry()
-        needed = 1.5 * self.saver.seconds + 1 if self.saver.seconds else seconds / 4
+        self.hurry()
+        needed = sum(1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers())
         return min(needed, seconds / 2)
+
+    def check(self, work: Work, env: dict[str, str]) -> None:
+        """See whether the node is as it should be; then `checked` or `failed`."""
+        from .check.node import LIMIT_S, check_node
+
+        command = Command([], env, self._places.home)
+        command.call = lambda: check_node(self._config, work, env, command.channel)
+        self._check_until = time.monotonic() + LIMIT_S
+        try:
+            self._start(command, self._checked)
+        except OSError as error:
+            self._owner.failed("node", None, f"this node cannot start a process: {error}")
 
     def prepare(self, work: Work, env: dict[str, str]) -> None:
         """Make the folder and do the setup; then `prepared` or `failed`."""
@@ -108,6 +137,14 @@ class Steps:
             self.saver = Saver(
                 self._loop, self._config, folder, self._lock, every_s=checkpoint.every_s, say=self._owner.say
             )
+        elif checkpoint is not None:
+            from .work.watch import Checkpoints
+
+            self._checkpoints = Checkpoints(find_checkpoint(self._places, checkpoint))
+        if work.mirrored:
+            from .data.mirror import Mirror
+
+            self.mirror = Mirror(self._loop, self._config, self._places, work, self._lock, self._owner.say)
         try:
             if work.streams:
                 from .data.pipes import Streams
@@ -139,8 +176,12 @@ class Steps:
 
     def look(self) -> tuple[str, str] | None:
         """Report news of the work; the outcome and reason if it must be ended for what it does, or does not do."""
+        if self._check_until is not None and time.monotonic() > self._check_until:
+            self._check_until = None
+            return "node", "GPU fault: the check of the node did not end in its time"
         if self._watch is None or self._code is not None:
             return None
+        self._use_cache()
         reason = self._watch.tick()
         if self._watch.too_large and not self._oom_kills:
             self._oom_kills = 1
@@ -186,13 +227,46 @@ class Steps:
             self._owner.say,
             Usage(self.process.guardian, mark),
             progress=self._places.progress,
-            checkpoint=find_checkpoint(self._places, self._work) if self.saver is None else None,
+            checkpoints=self._checkpoints,
             idle_s=self._work.idle_s,
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:
             self._watch.memory_mib = self._config.memory_mib
         if self._config.devices and self._config.vendor == "nvidia":
             self._loop.after(1, self._measure_gpus)
+        self._clean()
+
+    def _clean(self) -> None:
+        """Sweep the machine's cache, in a process of its own, while the work runs; it goes with the work."""
+        from .work.cache import is_due, sweep
+
+        try:
+            if not is_due(self._config.cache):
+                return
+            command = Command([], {}, self._places.home)
+            command.call = lambda: sweep(self._config.cache)
+            self._sweeper = Process(
+                self._loop, command, self._lock, wrote=_unheard, ended=lambda code: None, gone=lambda: None
+            )
+        except OSError as error:
+            complain(f"the cache is not swept: {error}")
+
+    def _use_cache(self) -> None:
+        """Tell those who sweep the cache that the work still uses what its setup made, or its image as a file."""
+        if self._work.setup is None and self._work.image is None:
+            return
+        from .work.cache import TOUCH_S, touch
+
+        if time.monotonic() - self._touched < TOUCH_S:
+            return
+        self._touched = time.monotonic()
+        if self._work.image is None:
+            from .work.prepare import find_setup
+
+            touch(find_setup(self._config, self._work) + "/finished")
+        else:
+            with suppress(OSError), open(self._places.home + "/sif", encoding="utf-8") as file:  # Apptainer's alone
+                touch(file.read())
 
     def _measure_gpus(self) -> None:
         """In a process of its own: a driver that hangs shall hang nothing else."""
@@ -249,14 +323,15 @@ class Steps:
         if self._watch is not None:
             self._watch.end()
             self._watch = None
-        if self._gpus is not None:
-            self._gpus.kill()
+        for beside in (self._gpus, self._sweeper):
+            if beside is not None:
+                beside.kill()
         if self._streams is not None:
             self._streams.end()
         then()
 
     def _heard(self, events: int) -> None:
-        """A step tells how it goes: `setup`, `image NAME DIGEST`, `restored TEXT`, or its result as JSON."""
+        """A step tells how it goes: `setup`, an event's name and text, or its result as JSON."""
         try:
             data = os.read(self._channel, 65536)
         except BlockingIOError:
@@ -267,16 +342,22 @@ class Steps:
             self._channel = -1
         *lines, self._lines = (self._lines + data).split(b"\n")
         for line in lines:
+            word, _, text = line.partition(b" ")
             if line == b"setup":
                 self._owner.say("setup")
-            elif line.startswith(b"image "):
-                self._owner.say("event", name="image", text=line[6:].decode("utf-8", "replace"))
-            elif line.startswith(b"moved "):
-                self._owner.say("event", name="moved", text=line[6:].decode("utf-8", "replace"))
-            elif line.startswith(b"restored "):
-                self._owner.say("event", name="restored", text=line[9:].decode("utf-8", "replace"))
+            elif word in EVENTS:
+                self._owner.say("event", name=word.decode(), text=text.decode("utf-8", "replace"))
             else:
                 self._result = json.loads(line)
+
+    def _checked(self) -> None:
+        self._check_until = None
+        if not self._result:
+            self._owner.failed("node", None, "the check of the node was killed")
+        elif self._result["outcome"]:
+            self._owner.failed(str(self._result["outcome"]), None, str(self._result["reason"]))
+        else:
+            self._owner.checked()
 
     def _prepare_gone(self) -> None:
         if not self._result:
@@ -292,9 +373,15 @@ class Steps:
         if self._work.image is not None:
             self._look_at_container()
         if self.saver is None:
+            self._send_rest()
+        else:
+            self.saver.finish(self._send_rest)
+
+    def _send_rest(self) -> None:
+        if self.mirror is None:
             self._judge()
         else:
-            self.saver.finish(self._judge)
+            self.mirror.finish(self._judge)
 
     def _judge(self) -> None:
         if self._code is None:
@@ -333,13 +420,16 @@ class Steps:
             self._owner.ran(0, 0)
 
 
-def find_checkpoint(places: Places, work: Work) -> str | None:
+def find_checkpoint(places: Places, checkpoint: Checkpoint) -> str:
     """The folder in which the work's checkpoints really lie."""
-    if work.checkpoint is None:
-        return None
-    return work.checkpoint.storage or os.path.join(places.work, work.checkpoint.path)
+    return checkpoint.storage or os.path.join(places.work, checkpoint.path)
 
 
 def needs_preparing(work: Work) -> bool:
     """Whether anything has to be fetched, set up or copied before the task can run in its folder."""
     return bool(work.snapshot or work.git_url or work.setup or work.inputs or work.volumes or work.checkpoint)
+
+
+def _unheard(data: bytes) -> None:
+    """What a process says that has nothing to say: the reason why it failed."""
+    complain(data.decode("utf-8", "replace").rstrip())

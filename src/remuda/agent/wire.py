@@ -346,10 +346,12 @@ def make_context(address: Address) -> ssl.SSLContext:
     """Trusts the system's authorities, or where the certificate is known by its hash, nobody: see `check_pin`."""
     import ssl  # only agents beyond this machine pay for it
 
-    context = ssl.create_default_context()
-    if address.pin:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+    if not address.pin:
+        return ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reads no authorities, which takes 60 ms each time
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context
 
 

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 _GRACE_S = 1  # for requests that are being answered when the server stops
 _CHORES_S = 5.0
 _MIB = 1024 * 1024
-# All of TLS 1.3, and of 1.2 what keeps secrets when keys are lost. Level 0, because busybox's downloader knows no newer
-# signature of the handshake than SHA-1; it fetches nothing but files that are checked by their hash.
-_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES:@SECLEVEL=0"
 _log = logging.getLogger("remuda.server")
 
 
@@ -282,6 +279,13 @@ def _make_uvicorn(gate: "Gate | OutsideGate", certificate: str | None = None) ->
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+    doors = None
+    if certificate is not None:
+        from remuda.api.outside.listener import ONLY_DOWNLOADS
+        from remuda.api.outside.tls import Doors
+
+        doors = Doors(certificate)
+
     class Protocol(HttpToolsProtocol):
         """Refuses other users' processes before they can send anything."""
 
@@ -291,6 +295,11 @@ def _make_uvicorn(gate: "Gate | OutsideGate", certificate: str | None = None) ->
                 transport.abort()
                 return
             super().connection_made(transport)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if doors is not None and doors.only_downloads(self.transport.get_extra_info("ssl_object")):
+                self.scope[ONLY_DOWNLOADS] = True  # type: ignore[literal-required]  # a key of ours
 
     class Server(uvicorn.Server):
         """Leaves signals to us."""
@@ -313,8 +322,10 @@ def _make_uvicorn(gate: "Gate | OutsideGate", certificate: str | None = None) ->
         timeout_graceful_shutdown=_GRACE_S,
         backlog=1024,
         ssl_certfile=certificate,
-        ssl_ciphers=_CIPHERS,
     )
+    config.load()
+    if doors is not None:
+        config.ssl = doors.strict
     return Server(config)
 
 

@@ -104,7 +104,7 @@ CODES: Mapping[str, Code] = {
     "no-joining": Code(
         status=409,
         meaning="Machines cannot join here: no place that takes them is enabled, or they cannot reach the server.",
-        hint="the page docs/guides/join.md says which two settings it takes",
+        hint="docs/guides/join.md says which two settings it takes; `remuda server restart` makes the server read them",
     ),
     "join-refused": Code(
         status=422, meaning="Such a machine cannot be invited.", hint="the message says what would have to change"

@@ -35,6 +35,7 @@ class Exec:
     input_start: int = 0
     input_ended: bool = False
     used_at: float = 0.0  # when its user last asked, by the monotonic clock
+    problem: str = ""  # why it was never begun
 
 
 class Execs:
@@ -63,6 +64,16 @@ class Execs:
     def untold(self, gang: str, rank: int) -> bool:
         """Whether there is a command that the agent of this rank was never told."""
         return any(not each.told for each in self.wanted(gang, rank))
+
+    def refuse_hands(self, gang: str, rank: int, protocol: int) -> None:
+        """The agent of this rank is too old to know users' hands: it is told of none, and their users are told why."""
+        for each in self.wanted(gang, rank):
+            if each.hand:
+                each.exit_code = 255
+                each.problem = (
+                    f"the agent of this node is older than this server and knows no such line (it speaks {protocol})"
+                )
+                self._watch.wake(each.id)
 
     def put(self, exec_id: str, gang: str, rank: int, offset: int, data: bytes, exit_code: int | None) -> None:
         """Take output from an agent. What came before is ignored, and so is what belongs to no command of it."""

@@ -68,7 +68,7 @@ class House:
     outside: str | None = None  # where nodes from outside arrive
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     matches: Matched = field(default_factory=Matched)
-    snapshots: set[str] = field(default_factory=set)  # frozen folders that were seen to be complete
+    snapshots: set[str] = field(default_factory=set)  # frozen folders of jobs, which were seen to be complete
     polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
 
     async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -5,7 +5,7 @@ import os
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +25,7 @@ from remuda.providers import registry
 from remuda.providers.base import Carrier, Outside, Provider
 from remuda.settings import Settings
 from remuda.store.base import Changes, Store
-from remuda.store.blobs import BlobStore
+from remuda.store.blobs import BlobStore, sweep_folders
 from remuda.store.checkpoints.folders import CheckpointFolders
 from remuda.store.logs import LogStore
 from remuda.store.open import open_store
@@ -34,6 +34,8 @@ from remuda.store.snapshot import Snapshot
 from remuda.store.snapshot.layout import SnapshotError
 
 _MIB = 1024 * 1024
+_FORGOTTEN = timedelta(days=7)  # how long what was uploaded is kept for a job that never came
+_TIDY_EVERY = timedelta(days=1)
 _log = logging.getLogger(__name__)
 
 
@@ -177,7 +179,20 @@ def make_surroundings(
         with blobs.open(name) as file:
             return file.read()
 
+    swept: list[datetime] = []
+
+    async def tidy(now: datetime) -> None:
+        if swept and now - swept[-1] < _TIDY_EVERY:
+            return
+        swept[:] = [now]
+        snapshots = await store.snapshots()
+        try:
+            await to_thread(lambda: sweep_folders(blobs, snapshots, older_than=now - _FORGOTTEN))
+        except OSError as error:
+            _log.warning("parts of working folders that no job has cannot be removed", exc_info=error)
+
     return Surroundings(
+        tidy=tidy,
         carrier=lambda gang: Carrier(address=address, token=tokens.of(gang)),
         open_secrets=open_secrets,
         storage=lambda job: str(storage / job.project / job.id),

@@ -111,7 +111,8 @@ def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
         case Constraint.INSTANCE:
             return f"is {offer.instance_type}, you asked for {need.instance}"
         case Constraint.CPUS:
-            return _gap("CPUs", _number(offer.vcpus), _range(need.cpus_min, need.cpus_max, _number))
+            noun = "CPU" if offer.vcpus == 1 else "CPUs"
+            return _gap(noun, _number(offer.vcpus), _range(need.cpus_min, need.cpus_max, _number))
         case Constraint.MEMORY:
             asked = _range(need.memory_min_mib, need.memory_max_mib, format_memory)
             return _gap("memory", format_memory(offer.memory_mib) if offer.memory_mib else "", asked)

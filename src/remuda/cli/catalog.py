@@ -134,7 +134,7 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
     import time
     from datetime import UTC, datetime
 
-    from remuda.providers.prices import PriceError, PriceQuery, list_sources, list_unavailable
+    from remuda.providers.prices import NeedsLogin, PriceError, PriceQuery, list_sources, list_unavailable
     from remuda.store.snapshot import Snapshot
     from remuda.store.snapshot.refresh import refresh_offers
 
@@ -153,6 +153,9 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             query = PriceQuery(machines=machines, today=today, progress=_progress, pause=time.sleep)
             prices = sources[name].fetch(query)
         except PriceError as error:
+            if isinstance(error, NeedsLogin) and not wanted:
+                click.echo(f"Kept as it was: {name}: {error}", err=True)
+                continue
             raise click.ClickException(f"{name}: {error}") from error
         fetched[name] = prices.offers
         terms.update(prices.terms)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +11,7 @@ from remuda.cli.output import Column, json_out, output_option, pairs_out, rows_o
 from remuda.cli.session import Failure
 
 if TYPE_CHECKING:
-    from remuda.providers.base import Manifest, Provider
+    from remuda.providers.base import Manifest, Outside, Provider
     from remuda.providers.registry import Known
     from remuda.settings import Settings
 
@@ -25,15 +25,26 @@ class Finding:
     name: str
     title: str = ""
     docs: str = ""
+    file: str = ""  # where the settings are, or would be
     enabled: bool
+    off: bool = False  # by `enabled = false`
     problem: str = ""  # why it cannot be used, "" where it can
     facts: Sequence[tuple[str, str]] = ()  # as whom it acts and what it sees
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)  # in force
+    choices: Mapping[str, str] = field(default_factory=dict)  # all there are, and what each does
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
+        if self.off:
+            return "off"
         return "not configured" if not self.enabled else "fails" if self.problem else "ready"
+
+    @property
+    def way_in(self) -> str:
+        """What turns it on."""
+        table = f"[providers.{self.name}]"
+        return f"take `enabled = false` out of {table}" if self.off else f"add {table}"
 
 
 @click.command("check")
@@ -80,7 +91,9 @@ def _policy(name: str | None) -> str:
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
-    """The settings and all installed providers; NAME must be one of them."""
+    """The settings and all installed providers; NAME, and every table of the settings, must be one of them."""
+    from difflib import get_close_matches
+
     from remuda import settings
     from remuda.providers import registry
 
@@ -89,54 +102,75 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
     except settings.SettingsError as error:
         raise Failure(error.message, error.hint, exit_code=2) from error
     everyone = registry.list_known()
-    if name is not None and name not in everyone:
-        raise Failure(f"there is no provider {name!r}", f"known: {', '.join(sorted(everyone))}", exit_code=2)
+    for each in [*([] if name is None else [name]), *known.providers]:
+        if each not in everyone:
+            what = f"there is no provider {each!r}" if each == name else f"[providers.{each}] names no provider"
+            close = get_close_matches(each, everyone, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(everyone))}"
+            raise Failure(what if each == name else f"{known.file}: {what}", hint, exit_code=2)
     return known, everyone
 
 
 def _examine(name: str | None) -> list[Finding]:
+    from remuda.cli.offered import foresee_outside
+
     known, everyone = _load(name)
-    nobody = [table for table in known.providers if table not in everyone]
-    if name is None and nobody:
-        raise Failure(
-            f"{known.file}: [providers.{nobody[0]}] names no provider",
-            f"known: {', '.join(sorted(everyone))}",
-            exit_code=2,
-        )
+    outside = foresee_outside(known)
     names = sorted(everyone) if name is None else [name]
-    return asyncio.run(_examine_all([everyone[each] for each in names], known))
+    return asyncio.run(_examine_all([everyone[each] for each in names], known, outside))
 
 
-async def _examine_all(providers: Sequence["Known"], known: "Settings") -> list[Finding]:
-    return list(await asyncio.gather(*(_examine_one(each, known) for each in providers)))
+async def _examine_all(providers: Sequence["Known"], known: "Settings", outside: "Outside | None") -> list[Finding]:
+    return list(await asyncio.gather(*(_examine_one(each, known, outside) for each in providers)))
 
 
-async def _examine_one(known: "Known", settings: "Settings") -> Finding:
+async def _examine_one(known: "Known", settings: "Settings", outside: "Outside | None") -> Finding:
     from remuda.providers import registry
     from remuda.providers.base import ProviderError
 
     table = settings.providers.get(known.name, {})
     tables = {known.name: table} if known.name in settings.providers else {}
     enabled = known.name in [each.name for each in registry.enabled(tables)]
+    found = Finding(
+        name=known.name, file=str(settings.file), enabled=enabled, off=not enabled and table.get("enabled") is False
+    )
     try:
         manifest = registry.manifest_of(known)
-    except ProviderError as error:
-        return Finding(name=known.name, enabled=enabled, problem=str(error))
-    try:
+        found = _described(found, manifest)
         values = registry.check_settings(manifest, table)
-    except ProviderError as error:
-        return _finding(manifest, enabled, problem=str(error))
-    if not enabled:
-        return _finding(manifest, enabled)
-    maker = registry.Maker(installation="check", home=settings.home / "providers")  # asks, and starts nothing
-    try:
+        if not enabled:
+            return found
+        found = replace(found, settings=values)
+        maker = registry.Maker(  # asks, and starts nothing
+            installation="check", home=settings.home / "providers", outside=outside
+        )
+        provider = maker.make(known, table)
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            facts = await _introduce(maker.make(known, table))
+            return replace(found, facts=await _introduce(provider), problem=_objection(provider))
     except ProviderError as error:
-        return _finding(manifest, enabled, problem=str(error), settings=values)
+        return replace(found, problem=str(error))
     except TimeoutError:
-        return _finding(manifest, enabled, problem=f"no answer within {ASK_TIMEOUT_S} s", settings=values)
-    return _finding(manifest, enabled, facts=facts, settings=values)
+        return replace(found, problem=f"no answer within {ASK_TIMEOUT_S} s")
+
+
+def _objection(provider: "Provider") -> str:
+    """Why the plainest of tasks could not run there; "" where it could."""
+    from remuda.domain.tasks import Task
+    from remuda.providers.objections import list_objections
+
+    reasons = list_objections(Task(name="check", run="true"), provider)
+    return reasons[0].partition(": ")[2] if reasons else ""
+
+
+def _described(found: Finding, manifest: "Manifest") -> Finding:
+    """With what the provider says about itself."""
+    return replace(
+        found,
+        title=manifest.title,
+        docs=manifest.docs,
+        choices={setting.name: setting.consequence for setting in manifest.settings},
+        lacks={str(feature): reason for feature, reason in manifest.lacks.items()},
+    )
 
 
 async def _introduce(provider: "Provider") -> Sequence[tuple[str, str]]:
@@ -152,45 +186,26 @@ async def _introduce(provider: "Provider") -> Sequence[tuple[str, str]]:
             await provider.close()
 
 
-def _finding(
-    manifest: "Manifest",
-    enabled: bool,
-    *,
-    problem: str = "",
-    facts: Sequence[tuple[str, str]] = (),
-    settings: Mapping[str, object] | None = None,
-) -> Finding:
-    return Finding(
-        name=manifest.name,
-        title=manifest.title,
-        docs=manifest.docs,
-        enabled=enabled,
-        problem=problem,
-        facts=facts,
-        settings=settings or {},
-        lacks={str(feature): reason for feature, reason in manifest.lacks.items()},
-    )
-
-
 def _list(findings: Sequence[Finding], output: str) -> None:
     columns = [
         Column("provider"),
         Column("state"),
-        Column("says", wide=True),
-        Column("lacks", wide=True),
+        Column("lacks", hidden=True),
         Column("docs", hidden=True),
+        Column("says", wrap=True),
     ]
-    rows = [(each.name, each.state, _says(each), ", ".join(each.lacks), each.docs) for each in findings]
+    rows = [(each.name, each.state, ", ".join(each.lacks), each.docs, _says(each)) for each in findings]
     rows_out(columns, rows, output)
     if output == "table":
-        click.echo("\n`remuda check NAME` says why each is lacking, and which settings there are.")
+        click.echo(f"\nThe settings are in {findings[0].file}.")
+        click.echo("`remuda check NAME` says what a provider lacks and why, and which settings it has.")
 
 
 def _says(finding: Finding) -> str:
     if finding.problem:
         return finding.problem
     if not finding.enabled:
-        return f"add [providers.{finding.name}] to the settings file to use {finding.title or 'it'}"
+        return f"{finding.title}: {finding.way_in}"
     return ", ".join(f"{what} {value}" for what, value in finding.facts if what != "note")
 
 
@@ -199,12 +214,15 @@ def _show(finding: Finding) -> None:
     if finding.problem:
         pairs.append(("problem", finding.problem))
     if not finding.enabled:
-        pairs.append(("to use it", f"add [providers.{finding.name}] to the settings file"))
+        pairs.append(("to use it", f"{finding.way_in} in {finding.file}"))
     pairs += [*finding.facts, ("docs", finding.docs)]
     pairs_out(pairs)
     if finding.settings:
         click.echo("\nSettings in force")
         pairs_out([(f"  {key}", value) for key, value in finding.settings.items()])
+    if not finding.enabled and finding.choices:
+        click.echo("\nIts settings")
+        pairs_out([(f"  {key}", what) for key, what in finding.choices.items()])
     if finding.lacks:
         click.echo("\nNot here, and why")
         pairs_out([(f"  {feature}", reason) for feature, reason in finding.lacks.items()])

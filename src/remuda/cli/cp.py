@@ -56,12 +56,17 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
             exit_code=2,
         )
     bar = _Bar(quiet or not sys.stderr.isatty())
-    if there is not None:
-        far, path = there
-        with_tunnel(project, far, lambda tunnel: _fetch(tunnel, path, Path(target).expanduser(), bar))
-    elif here is not None:
-        far, path = here
-        with_tunnel(project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar))
+    try:
+        if there is not None:
+            far, path = there
+            with_tunnel(project, far, lambda tunnel: _fetch(tunnel, path, target, bar))
+        elif here is not None:
+            far, path = here
+            with_tunnel(project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar))
+    except OSError as error:  # of a file here; what the node says has become a failure already
+        if error.filename is None:
+            raise
+        raise Failure(f"{str(error.filename).removesuffix(_PART)}: {error.strerror}") from error
     bar.done()
 
 
@@ -94,11 +99,16 @@ class _Bar:
 
 
 def _mib(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
     return f"{size / (1 << 20):.1f} MiB" if size >= 1 << 20 else f"{size / 1024:.1f} KiB"
 
 
-async def _fetch(tunnel: "Tunnel", path: str, target: Path, bar: _Bar) -> None:
+async def _fetch(tunnel: "Tunnel", path: str, to_path: str, bar: _Bar) -> None:
     top = _item("", (await tunnel.call("stat", path=path))[0])
+    target = Path(to_path).expanduser()
+    if to_path.endswith("/") and not stat.S_ISDIR(top.mode) and not target.is_dir():
+        raise Failure(f"{to_path}: there is no such folder here", "make it first, or leave the / out")
     items = [top]
     if stat.S_ISDIR(top.mode):
         _, data = await tunnel.call("walk", path=path)
@@ -176,8 +186,10 @@ async def _send(tunnel: "Tunnel", source: Path, path: str, bar: _Bar) -> None:
         there = (await tunnel.call("stat", path=path))[0]
         if stat.S_ISDIR(int(there["mode"])):
             path = f"{path}/{source.resolve().name}"
-    except FarError:
-        pass  # it is made
+    except FarError:  # it is made
+        if path.endswith("/") and not stat.S_ISDIR(items[0].mode):
+            hint = "make it first, as by `remuda exec`, or leave the / out"
+            raise Failure(f"{path}: there is no such folder on the node", hint) from None
     bar.total = sum(item.size for item in items if stat.S_ISREG(item.mode))
     for item in items:
         to = f"{path}/{item.path}" if item.path else path

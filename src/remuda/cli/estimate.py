@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 _ROWS = 25
 
 
-@click.command("estimate", context_settings={"ignore_unknown_options": False})
+class _Command(click.Command):
+    """Says where an option belongs that is not one of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = "The script's own go after `--`: remuda estimate train.py -- --epochs 3."
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
+
+
+@click.command("estimate", cls=_Command)
 @click.argument("script", required=False, metavar="[TRAIN.PY]", type=click.Path(dir_okay=False, exists=True))
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
 @click.option(
@@ -39,7 +50,8 @@ _ROWS = 25
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Accelerators of the node.")
 @click.option("--fsdp", is_flag=True, help="Shard parameters, gradients and optimizer state over the accelerators.")
 @click.option("--samples", type=click.FloatRange(min=0, min_open=True), help="Samples in all, to say time and cost.")
-@click.option("--gpu", "only", metavar="NAME", help="Only this accelerator, family or vendor.")
+@click.option("--gpu", "only", metavar="NAME[:SIZE][:N]",
+              help="Only this accelerator, family or vendor, of this memory; N of them a node.")  # fmt: skip
 @click.option("--save", metavar="WORK.JSON", type=click.Path(dir_okay=False, writable=True),
               help="Write the profile, for `work.profile` of a task.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=0), help=f"So many rows, 0 for all.  [default: {_ROWS} in tables]")
@@ -63,6 +75,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
 
         rows_out(["model"], [(name,) for name in list_models()], output)
         return
+    _read_gpu(given)
     data, profile = _find(script, list(arguments), given)
     run = Run(
         batch=given["batch"],
@@ -78,6 +91,24 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
     if given["save"]:
         _save(given["save"], data, run)
     _show(profile, run, given, output)
+
+
+def _read_gpu(given: dict[str, Any]) -> None:
+    """`--gpu` as everywhere else: H100:8, A100:80GB or A100:80GB:8."""
+    from remuda.domain.units import UnitError, parse_memory_mib
+
+    name, *parts = (given["only"] or "").split(":")
+    if parts and parts[-1].isdecimal() and int(parts[-1]):
+        given["gpus"] = int(parts.pop())
+    size = ":".join(parts)
+    try:
+        if size.isdecimal():
+            raise UnitError("a size has a unit")
+        given["memory_mib"] = parse_memory_mib(size) if parts else None
+    except UnitError as error:
+        hint = "expected NAME, NAME:COUNT or NAME:SIZE:COUNT, such as H100:8 or A100:80GB:8"
+        raise click.UsageError(f"--gpu {given['only']}: {hint}") from error
+    given["only"] = name
 
 
 def _find(
@@ -108,13 +139,19 @@ def _save(path: str, data: dict[str, Any] | None, run: "Run") -> None:
 
 
 def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str) -> None:
-    from remuda.catalog.accelerators import names_matching
+    from remuda.catalog.accelerators import names_matching, suggest
     from remuda.planner.estimate.table import estimate_on, list_devices
 
     wanted = names_matching(given["only"]) if given["only"] else None
     devices = [each for each in list_devices() if wanted is None or each.name in wanted]
+    if given["memory_mib"]:  # exact after a product, the least after a family or vendor
+        exact = wanted is not None and len(wanted) == 1
+        least = given["memory_mib"]
+        devices = [each for each in devices if (each.memory_mib == least if exact else each.memory_mib >= least)]
     if not devices:
-        raise Failure(f"no accelerator {given['only']!r} whose figures are known", "`remuda offers --accelerators`")
+        close = suggest(given["only"])
+        hint = f"did you mean {close}?" if close and close != given["only"] else "without --gpu all of them are listed"
+        raise Failure(f"no accelerator {given['only']!r} whose figures are known", hint, exit_code=2)
     prices = _cheapest(given["gpus"])
     found = [_row(estimate_on(profile, device, run), prices, given["samples"]) for device in devices]
     found.sort(key=lambda row: (not row["fits"], row["usd_per_1000"] is None, row["usd_per_1000"] or row["step_ms"]))
@@ -122,12 +159,14 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
         json_out({"profile": profile.name, "batch": run.batch or profile.batch, "estimates": found})
         return
     limit = given["limit"] if given["limit"] is not None else _ROWS if output == "table" else 0
-    rows = [[row[head.name] for head in _COLUMNS] for row in found[: limit or None]]
-    precision = run.precision or profile.precision
-    title = (
-        f"{profile.name}: batch {run.batch or profile.batch}, {precision}, {profile.parameters / 1e6:,.1f} M parameters"
-    )
-    rows_out(_COLUMNS, rows, output, title)
+    unsaid = ("time_s", "usd") if output == "table" and not given["samples"] else ()
+    heads = [head for head in _COLUMNS if head.name not in unsaid]
+    rows = [[row[head.name] for head in heads] for row in found[: limit or None]]
+    title = f"{profile.name}: batch {run.batch or profile.batch}, {run.precision or profile.precision}"
+    title += f", {profile.parameters / 1e6:,.1f} M parameters"
+    if run.accelerators > 1:
+        title += f", {run.accelerators} of each that {'share its state' if run.shard else 'hold all of it'}"
+    rows_out(heads, rows, output, title)
     if output == "table":
         _notes(found, bool(limit) and len(found) > limit)
 
@@ -135,7 +174,8 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
 def _notes(found: "Sequence[dict[str, Any]]", cut: bool) -> None:
     small = sum(1 for row in found if not row["fits"])
     more = "; --limit 0 shows all" if cut else ""
-    click.echo(f"{len(found)} accelerators, {small} too small{more}.", err=True)
+    kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
+    click.echo(f"{kinds}, {small} too small{more}.", err=True)
     click.echo(
         "NEED has the margin for fragmentation and the driver. Within 15 % on one H200, less sure elsewhere: "
         "`remuda bench` measures.",
@@ -216,7 +256,7 @@ _COLUMNS = (
     Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
     Column("mfu", "MFU", lambda share: f"{share:.0%}", right=True),
     Column("usd_hr", "$/H", lambda usd: f"{usd:.2f}", right=True),
-    Column("usd_per_1000", "$/1000", lambda usd: f"{usd:.4f}", right=True),
+    Column("usd_per_1000", "$/1000", lambda usd: f"{usd:.4f}" if usd >= 0.01 else f"{usd:.6f}", right=True),
     Column("time_s", "TIME", _length, right=True),
     Column("usd", "COST", _usd, right=True),
     Column("place", "CHEAPEST", wide=True),

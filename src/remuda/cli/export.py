@@ -1,6 +1,7 @@
 """`remuda export`: write what would be submitted to a place, in the place's own language, to be used without Remuda."""
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,17 +30,20 @@ def command(place: str, file: str, target: str | None, ask: bool, param: tuple[s
     """Write what would be submitted to PLACE, for use without Remuda.
 
     PLACE is a provider that has a language of its own, such as kubernetes, slurm or pbs; or `dockerfile`, for an image
-    of what the task's setup makes. What is written runs the
-    task's setup and work with the variables that Remuda would set; restarts, checkpoints that move and bills are
-    Remuda's and stay out. What the reader must do by hand stands in comments.
+    of what the task's setup makes. What is written runs the task's setup and work with the variables that Remuda would
+    set; restarts, checkpoints that move and bills are Remuda's and stay out. What the reader must do by hand stands in
+    comments.
     """
     task = read_any_task(file, read_params(param))
     text = _write_dockerfile(task) if place == "dockerfile" else asyncio.run(_export(place, task, ask))
     if target is None:
         click.echo(text.rstrip("\n"))
-    else:
+        return
+    try:
         Path(target).write_text(text, encoding="utf-8")
-        click.echo(f"wrote {target}", err=True)
+    except OSError as error:
+        raise Failure(f"{target} cannot be written: {error.strerror}") from error
+    click.echo(f"wrote {target}", err=True)
 
 
 def _write_dockerfile(task: "Task") -> str:
@@ -62,7 +66,7 @@ async def _export(place: str, task: "Task", ask: bool) -> str:
         raise Failure(error.message, error.hint, exit_code=2) from error
     everyone = registry.list_known()
     if place not in everyone:
-        raise Failure(f"there is no place {place!r}", f"known: {', '.join(sorted(everyone))}", exit_code=2)
+        raise Failure(f"there is no place {place!r}", _suggest_place(place, everyone), exit_code=2)
     maker = registry.Maker(installation="export", home=known.home / "providers")
     try:
         provider = maker.make(everyone[place], known.providers.get(place, {}))
@@ -76,6 +80,14 @@ async def _export(place: str, task: "Task", ask: bool) -> str:
                 await provider.close()
     except ProviderError as error:
         raise Failure(f"{place}: {error}", "`--blind` asks nobody") from error
+
+
+def _suggest_place(place: str, everyone: Collection[str]) -> str:
+    from difflib import get_close_matches
+
+    known = sorted([*everyone, "dockerfile"])
+    close = get_close_matches(place, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 async def _choose(provider: "Provider", task: "Task") -> "Offer":

@@ -11,7 +11,7 @@ from remuda.cli.session import Failure, project_option
 if TYPE_CHECKING:
     from remuda.client.tunnel.mux import Channel, Fields, Tunnel
 
-_PIECE = 64 * 1024
+_LAST_PORT = 65535
 
 
 @click.command("forward")
@@ -48,19 +48,21 @@ def command(target: str, ports: tuple[str, ...], project: str, host: str, bind: 
 
 def _read_ports(text: str) -> tuple[int, int]:
     here, colon, there = text.partition(":")
-    if not here.isdigit() or (colon and not there.isdigit()) or not int(there or here):
-        raise Failure(f"{text}: expected PORT or PORT:REMOTE", "for example 8888 or 8888:80", exit_code=2)
+    numbers = [here, there] if colon else [here]
+    if not all(each.isdigit() and int(each) <= _LAST_PORT for each in numbers) or not int(there or here):
+        expected = f"expected PORT or PORT:REMOTE, each at most {_LAST_PORT}"
+        raise Failure(f"{text}: {expected}", "for example 8888 or 8888:80", exit_code=2)
     return int(here), int(there or here)
 
 
 async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there: int) -> int:
-    from remuda.client.tunnel.mux import FarError, TunnelLost
+    from remuda.client.tunnel.mux import FarError, TunnelLost, join
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             channel = await tunnel.connect(host, there)
         except (FarError, TunnelLost) as error:
-            click.echo(f"port {there}: {error}", err=True)
+            click.echo(f"port {there} of the node: {getattr(error, 'strerror', None) or error}", err=True)
             writer.close()
             return
         await join(channel, reader, writer)
@@ -74,6 +76,8 @@ async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there:
 
 
 async def _listen_there(tunnel: "Tunnel", bind: str, there: int, host: str, here: int) -> int:
+    from remuda.client.tunnel.mux import join
+
     async def accepted(channel: "Channel", said: "Fields") -> None:
         try:
             reader, writer = await asyncio.open_connection(host, here)
@@ -85,28 +89,3 @@ async def _listen_there(tunnel: "Tunnel", bind: str, there: int, host: str, here
 
     _, port = await tunnel.listen(bind, there, accepted)
     return port
-
-
-async def join(channel: "Channel", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry bytes both ways until both ends have ended."""
-    from remuda.client.tunnel.mux import EOF, TunnelLost
-
-    async def out() -> None:
-        while data := await reader.read(_PIECE):
-            await channel.write(data)
-        channel.end()
-
-    sending = asyncio.create_task(out())
-    try:
-        while (piece := await channel.read()) is not None:
-            if piece[0] == EOF:
-                writer.write_eof()
-            else:
-                writer.write(piece[1])
-                await writer.drain()
-    except (OSError, TunnelLost):
-        pass
-    finally:
-        sending.cancel()
-        channel.close()
-        writer.close()

@@ -1,5 +1,6 @@
 """`remuda init`: write a commented starter task file after a few questions, or a whole template."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,8 +58,12 @@ def _templates() -> dict[str, Path]:
 
 
 def _list_templates() -> None:
-    for name, folder in _templates().items():
-        click.echo(f"{name:<16} {(folder / 'task.yaml').read_text().splitlines()[0].lstrip('# ')}")
+    from remuda.cli.output import Column, rows_out
+
+    rows = [
+        (name, (folder / "task.yaml").read_text().splitlines()[0].lstrip("# ")) for name, folder in _templates().items()
+    ]
+    rows_out([Column("template"), Column("shows", "WHAT IT SHOWS", wrap=True)], rows)
     click.echo("write one: remuda init --template NAME [FOLDER]")
 
 
@@ -70,18 +75,35 @@ def _copy_template(name: str, folder: Path) -> None:
         close = get_close_matches(name, found, n=1)
         hint = f"did you mean {close[0]}?" if close else "`remuda init --list` lists them"
         raise Failure(f"there is no template {name!r}", hint, exit_code=2)
-    files = [path for path in sorted(found[name].iterdir()) if path.is_file()]
-    for taken in (folder / path.name for path in files):
+    files = _read_template(found[name])
+    for taken in (folder / each for each in files):
         if taken.exists():
             raise Failure(f"{taken} exists already", "name another folder", exit_code=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in files:
-            (folder / path.name).write_bytes(path.read_bytes())
+        for each, data in files.items():
+            (folder / each).write_bytes(data)
     except OSError as error:
         raise Failure(f"cannot write to {folder}: {error.strerror}") from error
-    click.echo(f"wrote {', '.join(str(folder / path.name) for path in files)}")
+    click.echo(f"wrote {', '.join(str(folder / each) for each in files)}")
     click.echo(f"what it would cost: remuda plan {folder}/task.yaml    run it: remuda run {folder}/task.yaml")
+
+
+def _read_template(folder: Path) -> dict[str, bytes]:
+    """Its files by name. Where no index has this Remuda, the part of it that programs import comes along as a wheel."""
+    from importlib.metadata import distribution
+
+    from remuda.cli.wheel import NAME, make_wheel
+
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    if b"remuda[train]" in files["requirements.txt"] and (wheel := make_wheel(distribution("remuda"))) is not None:
+        for name, old, new in (
+            ("requirements.txt", "remuda[train]", f"./{NAME}[train]  # not where the remuda command is: it has none"),
+            ("task.yaml", "uses: [requirements.txt]", f"uses: [requirements.txt, {NAME}]"),
+        ):
+            files[name] = files[name].replace(old.encode(), new.encode())
+        files[NAME] = wheel
+    return files
 
 
 def _has_terminal() -> bool:
@@ -113,7 +135,7 @@ def _ask(file: Path) -> "Answers":
     from remuda.spec.starter import Answers
 
     plain = _defaults(file)
-    name = click.prompt("Name", default=plain.name, value_proc=_checked("name: {}\nrun: x"))
+    name = click.prompt("Name", default=plain.name, value_proc=_checked("name: {}\nrun: x\nenv: {{}}"))
     run = click.prompt("Command to run", default=plain.run)
     gpu = click.prompt(
         "Accelerators, such as H100:8 or A100:80GB (none)",
@@ -145,8 +167,6 @@ def _checked(template: str) -> Callable[[str], str]:
     """Checks one answer as the whole file will be checked, so that the question is asked again at once."""
 
     def check(answer: str) -> str:
-        import json
-
         from remuda.spec import SpecError, parse_task
 
         answer = answer.strip()

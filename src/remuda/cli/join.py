@@ -24,7 +24,8 @@ def command(
     with session() as client:
         made = client.invite(name=name, group=group, valid_s=valid_h * 3600)
     line = made.python if by_python else made.shell
-    if background:
-        line = line.replace("sh -s -- ", "sh -s -- --background ") if not by_python else line
+    if background:  # an argument of the script's, as each of the two lines writes them
+        before, after = ('"--",', '"--","--background",') if by_python else ("sh -s -- ", "sh -s -- --background ")
+        line = line.replace(before, after)
     click.echo(("!" if notebook else "") + line)
     click.echo(f"good for one machine until {made.expires_at.astimezone():%Y-%m-%d %H:%M}", err=True)

@@ -1,7 +1,8 @@
 """What can be had for a task: the shipped catalog and what the configured providers offer now; used by plan."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -10,18 +11,21 @@ from remuda.catalog.fit import match_offers
 from remuda.catalog.query import Matches
 from remuda.cli.session import Failure
 from remuda.domain.offers import Offer
-from remuda.domain.places import Host
-from remuda.domain.tasks import Task
+from remuda.domain.places import Host, VolumePlace
+from remuda.domain.tasks import Resources, Task
 from remuda.domain.units import Money
 from remuda.planner.explain import Rejection
 from remuda.planner.placements import Situation
 from remuda.planner.shares import fits_empty, smallest_shares
+from remuda.planner.volumes import explain_misplaced
 from remuda.providers.objections import list_objections
 
 if TYPE_CHECKING:
-    from remuda.providers.base import Provider
+    from remuda.providers.base import Outside, Provider
+    from remuda.settings import Settings
 
 ASK_TIMEOUT_S = 30  # for each provider
+_SILENT = f"no answer within {ASK_TIMEOUT_S} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,7 @@ class Offered:
     matches: Sequence[Matches]
     refused: Sequence[Rejection]
     live: Sequence[str]  # providers that are configured here
+    here: Sequence[Offer]  # those of `offers` that come from them
     problems: Sequence[str]  # who could not be asked, and why
     situation: Situation
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider knows
@@ -53,6 +58,7 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
         matches=matches,
         refused=live.refused,
         live=live.names,
+        here=live.fitting,
         problems=live.problems,
         situation=Situation(output_mib=output_mib, egress=egress, notices=_notices(task)),
         unknown=unknown,
@@ -61,11 +67,12 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
 
 def _notices(task: Task) -> dict[str, timedelta]:
     """How long before its end each provider tells a node; asked for where the task says what it has to save by then."""
+    from remuda.catalog.notices import SPOT_NOTICES
     from remuda.providers import registry
 
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return {}
-    return {each.name: each.notice for each in registry.manifests() if each.notice is not None}
+    return {**SPOT_NOTICES, **{each.name: each.notice for each in registry.manifests() if each.notice is not None}}
 
 
 @dataclass(slots=True)
@@ -82,27 +89,73 @@ class _Live:
 class _Answer:
     offers: Sequence[Offer]
     hosts: Sequence[Host]
+    volumes: Sequence[VolumePlace] = ()
+    blind: str = ""  # why it cannot say where its volumes are
+    silent: Sequence[str] = ()  # its clusters, regions or hosts that did not answer, with the reason
 
 
-def _ask_providers(task: Task) -> _Live:
+def match_named(need: Resources, names: Collection[str]) -> tuple[Sequence[Matches], Sequence[str]]:
+    """What the configured ones of these providers offer now, and who could not be asked. Raises Failure."""
+    providers = {name: provider for name, provider in _load_providers().items() if name in names}
+    matches, problems = [], []
+    for name, answer in asyncio.run(_ask_all(providers)).items():
+        if isinstance(answer, str):
+            problems.append(f"{name} could not be asked: {answer}")
+        else:
+            problems += [f"{name} answered in part: {each}" for each in answer.silent]
+            matches.append(match_offers(answer.offers, need))
+    return matches, problems
+
+
+def _load_providers() -> "Mapping[str, Provider]":
     from remuda import settings
     from remuda.providers import registry
     from remuda.providers.base import ProviderError
 
-    live = _Live()
     try:
         known = settings.load()
         # Only offers are asked for; nothing that a provider starts could carry this installation's name.
-        providers = registry.load(known.providers, installation="plan", home=known.home / "providers")
+        return registry.load(
+            known.providers, installation="plan", home=known.home / "providers", outside=foresee_outside(known)
+        )
     except settings.SettingsError as error:
         raise Failure(error.message, error.hint, exit_code=2) from error
     except ProviderError as error:
         raise Failure(str(error), "`remuda check` says what each provider needs", exit_code=2) from error
+
+
+def foresee_outside(settings: "Settings") -> "Outside | None":
+    """What nodes would call, as the settings say; nothing can be launched by it. Raises Failure."""
+    if not settings.text("server.tls_listen"):
+        return None
+    from remuda.api.home import HomeError
+    from remuda.api.outside.listener import read_listen, told_address
+    from remuda.providers.base import Outside
+
+    try:
+        address = told_address(settings, *read_listen(settings))
+    except HomeError as error:
+        raise Failure(f"{settings.file}: {error.message}", error.hint, exit_code=2) from error
+    return Outside(
+        address=address,
+        pin="",
+        key_pin="",
+        agent=str,
+        pythons=dict,
+        shelve=lambda content: "",
+        claim_token=lambda gang, rank: "",
+    )
+
+
+def _ask_providers(task: Task) -> _Live:
+    live, providers = _Live(), _load_providers()
     live.names = sorted(providers)
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
             live.problems.append(f"{name} could not be asked: {answer}")
         else:
+            live.problems += [f"{name} answered in part: {each}" for each in answer.silent]
+            live.problems += [f"{name} could not be asked for its volumes: {answer.blind}"] if answer.blind else []
             _add(live, task, name, providers[name], answer)
     return live
 
@@ -120,9 +173,14 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
         why = [Rejection(reason=f"{name}: {reason}", count=len(wanted), field=at)]
         live.refused += why if wanted else []
         return
-    fitting = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
-    live.fitting += fitting
-    if small := len(wanted) - len(fitting):
+    large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
+    blind = {name} if answer.blind else ()
+    misplaced = {offer.key: text for offer in large if (text := explain_misplaced(task, offer, answer.volumes, blind))}
+    live.fitting += [offer for offer in large if offer.key not in misplaced]
+    for reason, count in Counter(misplaced.values()).items():
+        at, _, reason = reason.partition(": ")
+        live.refused.append(Rejection(reason=f"{name}: {reason}", count=count, field=at))
+    if small := len(wanted) - len(large):
         reason = f"{name}: no room for {task.nodes} such nodes at once"
         live.refused.append(Rejection(reason=reason, count=small, field="nodes"))
 
@@ -134,19 +192,37 @@ async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | s
 
 
 async def _ask(provider: "Provider") -> _Answer | str:
-    from remuda.providers.base import Closes, ProviderError, SharesHosts
+    from remuda.providers.base import Closes, HasParts, ProviderError, SharesHosts
 
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             hosts = await provider.hosts() if isinstance(provider, SharesHosts) else ()
-            return _Answer(offers=await provider.offers(), hosts=hosts)
+            offers = await provider.offers()
+        silent = provider.silent() if isinstance(provider, HasParts) else ()
+        answer = _Answer(offers=offers, hosts=hosts, silent=silent)
+        return await _with_volumes(provider, answer)
     except TimeoutError:
-        return f"no answer within {ASK_TIMEOUT_S} s"
+        return _SILENT
     except ProviderError as error:
         return str(error)
     finally:
         if isinstance(provider, Closes):
             await provider.close()
+
+
+async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
+    """A place that cannot say where its volumes are still runs what names none."""
+    from remuda.providers.base import HoldsVolumes, ProviderError
+
+    if not isinstance(provider, HoldsVolumes):
+        return answer
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            return replace(answer, volumes=await provider.volumes())
+    except TimeoutError:
+        return replace(answer, blind=_SILENT)
+    except ProviderError as error:
+        return replace(answer, blind=str(error))
 
 
 def _ask_catalog(task: Task, live: _Live) -> tuple[Matches, Mapping[str, Money], str]:

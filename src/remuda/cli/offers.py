@@ -42,7 +42,8 @@ def command(output: str, accelerators: bool, **given: object) -> None:
     """List what can be rented, the cheapest first.
 
     Prices are per node and hour, from the catalog that ships with Remuda or was refreshed since
-    (see `remuda catalog info`). Exits with 1 and says what would have to change where nothing matches.
+    (see `remuda catalog info`); a configured provider that it does not know is asked where --provider
+    names it. Exits with 1 and says what would have to change where nothing matches.
 
     \b
       remuda offers --gpu H100:8 --spot --max-price 20 --region eu
@@ -88,8 +89,11 @@ def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, objec
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
     by_price = given["sort"] == "price"
     found = snapshot.match(need, limit=rows or None if by_price else None, misses=0, reserved=bool(given["reserved"]))
+    live = _ask_configured(snapshot, need)
+    if live:
+        found = _join([found, *live])
     if not found.matched:
-        _explain_nothing(snapshot, need, output, bool(given["reserved"]))
+        _explain_nothing(snapshot, need, output, bool(given["reserved"]), live)
     offers = found.offers if by_price else sorted(found.offers, key=_sort_key(str(given["sort"])))
     offers = offers[: rows or None]
     seen = seen_here().values()
@@ -98,6 +102,35 @@ def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, objec
     rows_out([*_columns(), Column("seen", "SEEN HERE", hidden=not any(told), wide=True)], shown, output)
     if output == "table" and len(offers) < found.matched:
         click.echo(f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True)
+
+
+def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matches]":
+    """What providers that were named, and that the catalog does not know, offer now; () where none is configured."""
+    known = {provider for provider, _, _ in snapshot.regions()} if need.providers else set()
+    names = [name for name in need.providers if name not in known]
+    if not names:
+        return ()
+    from remuda.cli.offered import match_named
+
+    matches, problems = match_named(need, names)
+    for problem in problems:
+        click.echo(f"note: {problem}", err=True)
+    return matches
+
+
+def _join(found: "Sequence[Matches]") -> "Matches":
+    from collections import Counter
+
+    from remuda.catalog.query import Matches
+
+    rejected = sum((Counter(each.rejected) for each in found), Counter())
+    offers = sorted((offer for each in found for offer in each.offers), key=_sort_key("price"))
+    return Matches(
+        offers=offers,
+        matched=sum(each.matched for each in found),
+        total=sum(each.total for each in found),
+        rejected=rejected,
+    )
 
 
 def _is_of(market: str, offer: "Offer") -> bool:
@@ -247,20 +280,24 @@ def _sort_key(name: str) -> "Callable[[Offer], tuple[float | str, ...]]":
                 return (-offer.accelerator_memory_mib * offer.accelerator_count, price)
             case "provider":
                 return (offer.provider, price)
-            case _:
+            case "region":
                 return (offer.region, price)
+            case _:
+                return (price,)
 
     return key
 
 
-def _explain_nothing(snapshot: "Snapshot", need: "Resources", output: str, reserved: bool) -> None:
+def _explain_nothing(
+    snapshot: "Snapshot", need: "Resources", output: str, reserved: bool, live: "Sequence[Matches]" = ()
+) -> None:
     """Say why nothing matches and what would have to change, and exit with 1."""
     from remuda.cli.output import rows_out
 
-    found = snapshot.match(need, limit=0, misses=5, reserved=reserved)
+    found = _join(live) if live else snapshot.match(need, limit=0, misses=5, reserved=reserved)
     if output != "table":
         rows_out(_columns(), [], output)
-    unknown = unknown_names(snapshot, need)
+    unknown = "" if live else unknown_names(snapshot, need)
     lines = ["No offer matches.", *_why(found), *map(_nearest, found.misses)]
     click.echo(unknown or "\n".join(lines), err=True)
     raise click.exceptions.Exit(1)
@@ -324,9 +361,26 @@ def unknown_names(
             asked.append(("instance type", need.instance, set(snapshot.instance_types())))
     for what, name, known in asked:
         if name.lower() not in {item.lower() for item in known}:
+            if what == "provider" and _is_installed(name):
+                lines.append(_say_own(name))
+                continue
             close = get_close_matches(name, known, n=1)
             lines.append(f"The catalog has no {what} {name!r}" + (f"; did you mean {close[0]}?" if close else "."))
     return "\n".join(lines)
+
+
+def _is_installed(provider: str) -> bool:
+    from remuda.providers import registry
+
+    return provider in registry.list_known()
+
+
+def _say_own(provider: str) -> str:
+    """What to do about a provider of which nobody publishes prices."""
+    return (
+        f"The catalog has no provider {provider!r}: what it offers is asked of your own, where it is configured. "
+        f"`remuda check {provider}` says whether it is, and what [providers.{provider}] in the settings takes."
+    )
 
 
 def _list_accelerators(output: str) -> None:

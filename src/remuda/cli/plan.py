@@ -1,6 +1,7 @@
 """`remuda plan`: where a task could run, what it would cost and how long it would take; in place, without a server."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from remuda.cli.reading import read_any_task
 from remuda.cli.session import Failure, param_option, read_params
 
 if TYPE_CHECKING:
+    from remuda.cli.offered import Offered
     from remuda.domain.offers import Offer
     from remuda.domain.tasks import Task
     from remuda.planner.explain import Explanation, Miss
@@ -53,15 +55,54 @@ def command(
     Nothing is started and nobody is asked for money. Estimates are what the task's `work` and limits allow to say;
     what they rest on is written below the table.
     """
-    from remuda.cli.chances import tell_chances
-    from remuda.cli.offered import gather
+    from remuda.cli.output import json_out
     from remuda.cli.profiles import with_rates
-    from remuda.planner.explain import explain, say_no_offer
-    from remuda.planner.placements import Objective, View
-    from remuda.planner.rank import plan
+    from remuda.planner.prospects import join_reasons, tasks_of
 
     task = with_rates(read_any_task(file, read_params(param)), Path(file).parent)
-    offered = gather(task, anywhere=not here, output_mib=_size(output_size))
+    wishes = tasks_of(task)
+    answers = [_answer(each, by, limit, all_places, here, _size(output_size)) for each in wishes]
+    match output:
+        case "json":
+            documents = [_document(each) for each in answers]
+            several = {"task": task.name, "ordered": task.resources.ordered, "any_of": documents}
+            json_out(documents[0] if len(documents) == 1 else several)
+        case "csv":
+            _csv_out(answers)
+        case _:
+            _show(answers, task.resources.ordered, all_places)
+    warnings = () if output == "json" else dict.fromkeys(warning for each in answers for warning in each.warnings)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    problems = dict.fromkeys(problem for each in answers for problem in each.offered.problems)
+    for problem in problems:
+        click.echo(f"note: {problem}", err=True)
+    if all(each.message for each in answers):
+        raise Failure(join_reasons([each.message for each in answers]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is said of one wish of a task."""
+
+    task: "Task"
+    by: str
+    offered: "Offered"
+    made: "Plan"
+    found: "Explanation"
+    message: str  # why there is no place; "" where there is one
+    chances: "Sequence[Outlook]"
+    warnings: Sequence[str]
+
+
+def _answer(task: "Task", by: str, limit: int, all_places: bool, here: bool, output_mib: int | None) -> _Answer:
+    from remuda.cli.chances import tell_chances
+    from remuda.cli.offered import gather
+    from remuda.planner.explain import explain, say_no_offer
+    from remuda.planner.placements import Objective, View
+    from remuda.planner.rank import plan, warn_of_notices
+
+    offered = gather(task, anywhere=not here, output_mib=output_mib)
     made = plan(
         task,
         offered.offers,
@@ -71,21 +112,34 @@ def command(
         view=View(limit=limit, distinct=not all_places),
     )
     chances = tell_chances(task, offered.offers, datetime.now(UTC), offered.situation.egress)
+    warnings = warn_of_notices(task, offered.offers, offered.situation.notices)
     found = explain(offered.matches, made, refused=offered.refused)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)
-    match output:
-        case "json":
-            _json_out(task, by, made, found, message, chances)
-        case "csv":
-            rows_out(_COLUMNS, [_row(rank, each, ()) for rank, each in enumerate(made.placements, 1)], "csv")
-        case _:
-            _tables_out(task, by, made, found, "" if all_places else " (the best of each machine)", offered.live)
-            _chances_out(chances)
-    for problem in offered.problems:
-        click.echo(f"note: {problem}", err=True)
-    if message:
-        raise Failure(message)
+    return _Answer(task, by, offered, made, found, message, chances, warnings)
+
+
+def _csv_out(answers: Sequence[_Answer]) -> None:
+    """One table; of a task with several wishes, each row says which."""
+    found = [
+        (at, _row(rank, place, ()))
+        for at, each in enumerate(answers, 1)
+        for rank, place in enumerate(each.made.placements, 1)
+    ]
+    if len(answers) == 1:
+        rows_out(_COLUMNS, [row for _, row in found], "csv")
+    else:
+        rows_out((Column("wish"), *_COLUMNS), [(at, *row) for at, row in found], "csv")
+
+
+def _show(answers: Sequence[_Answer], ordered: bool, all_places: bool) -> None:
+    which = "" if all_places else " (the best of each machine)"
+    order = "the first that can be had is taken" if ordered else "the cheapest is taken"
+    for at, each in enumerate(answers, 1):
+        if len(answers) > 1:
+            click.echo(f"Wish {at} of {len(answers)} ({order})")
+        _tables_out(each, which)
+        _chances_out(each.chances)
 
 
 def _uncapital(text: str) -> str:
@@ -191,17 +245,18 @@ def accelerators_text(offer: "Offer") -> str | None:
     return f"{offer.accelerator_count} x {offer.accelerator}" if offer.accelerator else None
 
 
-def _tables_out(task: "Task", by: str, made: "Plan", found: "Explanation", which: str, live: Sequence[str]) -> None:
+def _tables_out(answer: _Answer, which: str) -> None:
     from remuda.planner.explain import wish
 
+    task, made, found = answer.task, answer.made, answer.found
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
-    title = f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, by)}"
+    title = f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, answer.by)}"
     rows = [_row(rank, placement, notes) for rank, placement in enumerate(made.placements, 1)]
     if rows:
         rows_out(_COLUMNS, rows, title=title)
         for number, note in enumerate(notes, 1):
             click.echo(f"[{number}] {note}")
-        click.echo(_sources_text(made, which, live))
+        click.echo(f"{_sources_text(made, which)}; `remuda run` can use {_usable_text(answer)}")
     if found.rejections:
         _rejections_out(found)
 
@@ -212,13 +267,27 @@ def _order_text(task: "Task", by: str) -> str:
     return "by expected total" if by == "cost" else "by expected finish"
 
 
-def _sources_text(made: "Plan", which: str, live: Sequence[str]) -> str:
+def _sources_text(made: "Plan", which: str) -> str:
     dates = [placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None]
     text = f"{len(made.placements)} shown{which} of {made.kept:,} offers that fit"
     if dates:
         span = f"{min(dates)}" if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
         text += f"; list prices of {span}"
-    return f"{text}; `remuda run` can use {', '.join(live) or 'none of them: no provider is configured'}"
+    return text
+
+
+def _usable_text(answer: _Answer) -> str:
+    """Of the providers that are configured here those that have a place for this wish."""
+    from remuda.planner.placements import View
+    from remuda.planner.rank import plan
+
+    offered, best = answer.offered, View(distinct=True)
+    made = plan(answer.task, offered.here, now=datetime.now(UTC), situation=offered.situation, view=best)
+    usable = sorted({placement.offer.provider for placement in made.placements})
+    if usable:
+        return ", ".join(usable)
+    told = f"{', '.join(offered.live)} has no such place" if offered.live else "no provider is configured"
+    return f"none of them: {told}"
 
 
 def _rejections_out(found: "Explanation") -> None:
@@ -271,11 +340,8 @@ def _chances_out(chances: "Sequence[Outlook]") -> None:
     )
 
 
-def _json_out(
-    task: "Task", by: str, made: "Plan", found: "Explanation", message: str, chances: "Sequence[Outlook]"
-) -> None:
-    from remuda.cli.output import json_out
-
+def _document(answer: _Answer) -> dict[str, object]:
+    task, made, found = answer.task, answer.made, answer.found
     names = [column.name for column in _COLUMNS]
     placements = []
     for rank, placement in enumerate(made.placements, 1):
@@ -291,38 +357,37 @@ def _json_out(
                 "notes": placement.notes,
             }
         )
-    json_out(
-        {
-            "task": task.name,
-            "nodes": task.nodes,
-            "by": by,
-            "considered": found.considered,
-            "kept": found.kept,
-            "placements": placements,
-            "rejected": [{"reason": r.reason, "count": r.count, "field": r.field} for r in found.rejections],
-            "misses": [
-                {
-                    "offer": miss.offer.key,
-                    "rate_micros_per_hour": miss.offer.rate.micros_per_hour,
-                    "reason": miss.reason,
-                    "text": miss.text,
-                    "change": miss.change,
-                }
-                for miss in found.misses
-            ],
-            "message": message or None,
-            "chances": [
-                {
-                    "spot": each.kind,
-                    "runs": each.runs,
-                    "usd_mean": each.usd_mean,
-                    "usd_p10": each.usd_p10,
-                    "usd_p90": each.usd_p90,
-                    "in_time": each.in_time,
-                    "hours_p50": each.hours_p50,
-                    "hours_p90": each.hours_p90,
-                }
-                for each in chances
-            ],
-        }
-    )
+    return {
+        "task": task.name,
+        "nodes": task.nodes,
+        "by": answer.by,
+        "considered": found.considered,
+        "kept": found.kept,
+        "placements": placements,
+        "rejected": [{"reason": r.reason, "count": r.count, "field": r.field} for r in found.rejections],
+        "misses": [
+            {
+                "offer": miss.offer.key,
+                "rate_micros_per_hour": miss.offer.rate.micros_per_hour,
+                "reason": miss.reason,
+                "text": miss.text,
+                "change": miss.change,
+            }
+            for miss in found.misses
+        ],
+        "message": answer.message or None,
+        "warnings": list(answer.warnings),
+        "chances": [
+            {
+                "spot": each.kind,
+                "runs": each.runs,
+                "usd_mean": each.usd_mean,
+                "usd_p10": each.usd_p10,
+                "usd_p90": each.usd_p90,
+                "in_time": each.in_time,
+                "hours_p50": each.hours_p50,
+                "hours_p90": each.hours_p90,
+            }
+            for each in answer.chances
+        ],
+    }

@@ -1,12 +1,15 @@
 """`remuda profile`: where a training script's time and money go, and what would help."""
 
 import os
+import shlex
+import sys
 
 import click
 
 from remuda.cli.session import Failure
 
 PRICE = "REMUDA_PRICE_USD_HR"
+PATIENCE_S = 10.0  # for more rounds than asked for, where windows are short
 
 
 @click.command("profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -34,10 +37,11 @@ def command(
     from remuda.tuning.session import ScriptError, Session
     from remuda.tuning.text import describe
 
+    click.echo(f"measuring {script}: a few hundred steps, a minute where they are short", err=True)
     try:
         with Session(script, arguments, ranks=ranks) as session:
             path = os.path.abspath(trace) if trace else ""
-            found = Doctor(session, steps=steps, rounds=rounds, trace=path).diagnose()
+            found = Doctor(session, steps=steps, rounds=rounds, trace=path, patience_s=PATIENCE_S).diagnose()
     except ScriptError as error:
         raise Failure(f"{script} could not be measured: {error}") from error
     click.echo(describe(found, price if price is not None else find_price()))
@@ -46,11 +50,13 @@ def command(
 
 
 def need_torch() -> None:
-    """Raises Failure where PyTorch is not installed."""
+    """Raises Failure where what scripts of remuda.train import is not installed beside this command."""
     from importlib.util import find_spec
 
-    if find_spec("torch") is None:
-        raise Failure("PyTorch is not installed here", "`pip install remuda[train]`")
+    for name in ("torch", "grain"):
+        if find_spec(name) is None:
+            hint = f"`{shlex.quote(sys.executable)} -m pip install 'remuda[train]'`, and what the script imports"
+            raise Failure(f"{name} is not installed for the Python that runs remuda", hint)
 
 
 def find_price() -> float | None:

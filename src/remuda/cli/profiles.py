@@ -1,6 +1,8 @@
 """Work profiles for `remuda estimate`, `plan` and `bench`: those that ship, in files, and traced on the spot."""
 
 import json
+import sys
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,9 +68,25 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             "`pip install remuda[train]`, or `remuda estimate --model NAME`",
         ) from error
     try:
-        return trace_script(script, arguments, name=Path(script).stem)
+        with redirect_stdout(sys.stderr):  # what the script prints is not what the command says
+            return trace_script(script, arguments, name=Path(script).stem)
+    except SystemExit as error:
+        hint = f"what the script itself takes goes after `--`: remuda estimate {script} -- --help"
+        raise Failure(
+            f"{script} ended by itself (exit code {error.code}) before its first optimizer step", hint
+        ) from error
     except Exception as error:  # the user's own code may raise anything
-        raise Failure(f"{script} could not be traced: {type(error).__name__}: {error}") from error
+        raise Failure(
+            f"{script} could not be traced: {type(error).__name__}: {error}", _place(script, error)
+        ) from error
+
+
+def _place(script: str, error: Exception) -> str:
+    """The last line of the script itself that led to an error."""
+    import traceback
+
+    here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == script]
+    return f"{script}:{here[-1].lineno}: {here[-1].line}" if here else ""
 
 
 def with_rates(task: "Task", folder: Path) -> "Task":

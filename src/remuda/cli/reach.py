@@ -36,4 +36,5 @@ def with_tunnel(project: str, target: str, act: Callable[["Tunnel"], Awaitable[_
         except TunnelLost as error:
             raise Failure(f"{target}: {error}", f"`remuda status {name}` shows what the job does", 255) from error
         except FarError as error:
-            raise Failure(f"{target}: {error.strerror}", exit_code=255) from error
+            where = f"{target}:{error.filename}" if error.filename else target
+            raise Failure(f"{where}: {error.strerror}", exit_code=255) from error

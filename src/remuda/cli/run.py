@@ -33,6 +33,8 @@ def command(
     from remuda.cli.follow import follow
     from remuda.cli.reading import read_task
 
+    if output == "json" and not detach:
+        raise click.UsageError("-o json needs --detach: a job that is followed is its log")
     params = read_params(param)
     loaded = read_task(file, params)
     if loaded.source.kind != "Remuda":

@@ -27,7 +27,16 @@ def show_money(micros: int) -> str:
 
 def show_ago(then: datetime) -> str:
     """How long ago a time was, such as "3m05s ago"."""
-    return f"{format_duration(max(datetime.now(UTC) - then, timedelta(0)))} ago"
+    return f"{_since(then)} ago"
+
+
+def show_for(then: datetime) -> str:
+    """How long something has lasted that began then, such as "for 3m05s"."""
+    return f"for {_since(then)}"
+
+
+def _since(then: datetime) -> str:
+    return format_duration(max(datetime.now(UTC) - then, timedelta(0)))
 
 
 def show_time(moment: datetime) -> str:
@@ -61,6 +70,15 @@ def tags_of(job: "JobDetail") -> dict[str, str]:
 
     tags = decode(job.task).get("tags", {})
     return {str(name): str(text) for name, text in tags.items()}
+
+
+def window_of(job: "JobDetail") -> str:
+    """When the job may start, as its author wrote it, "" where it has no window."""
+    from msgspec.json import decode
+
+    window = decode(job.task).get("window") or {}
+    text, zone = window.get("text", ""), window.get("time_zone", "UTC")
+    return text if not text or zone in text else f"{text} ({zone})"
 
 
 def show_tags(tags: Mapping[str, str]) -> str:

@@ -10,7 +10,12 @@ from remuda.cli.output import json_out, output_option
 from remuda.cli.session import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from remuda.sim.traces.trials import Result, Trial
+
+# What matplotlib draws; without an ending it is a .png.
+_DRAWN = ("", ".svg", ".svgz", ".png", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".tif", ".tiff", ".webp")
 
 
 @click.group("simulate", invoke_without_command=True)
@@ -52,6 +57,7 @@ def _run_scenario(
     from remuda.sim.traces.readers import TraceError
     from remuda.sim.traces.scenario import read_scenario, run_scenario
 
+    _check_targets((csv_file,), (plot, gantt))
     try:
         scenario = read_scenario(path)
         optimum = bool(scenario.jobs) and _has_numpy()
@@ -103,7 +109,14 @@ def _run_scenario(
 @click.option("--windows", type=click.IntRange(min=1), default=20, show_default=True, help="Random starts per market.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the starts.")
 @click.option("--together", is_flag=True, help="All traces are one choice of markets, not one after the other.")
-@click.option("--on-demand", type=float, default=1.0, show_default=True, metavar="USD", help="On-demand price an hour.")
+@click.option(
+    "--on-demand",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="USD",
+    help="On-demand price an hour.",
+)
 @click.option(
     "--spot-ratio",
     type=click.FloatRange(min=0, min_open=True),
@@ -122,7 +135,11 @@ def _run_scenario(
     help="Dollars per GB between regions: CSV, from_region,to_region,price_usd_per_gb.",
 )
 @click.option(
-    "--checkpoint-gb", type=float, default=50.0, show_default=True, help="What a move between regions carries."
+    "--checkpoint-gb",
+    type=click.FloatRange(min=0),
+    default=50.0,
+    show_default=True,
+    help="What a move between regions carries.",
 )
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes that the job needs.")
 @click.option(
@@ -158,6 +175,7 @@ def spot(**given: Any) -> None:
     from remuda.sim.traces.readers import TraceError
 
     wish = _Wish(**given)
+    _check_targets((wish.csv_file, wish.parquet_file), (wish.plot, wish.gantt))
     try:
         results = _run(_trials(wish), wish.processes)
         simulated.write_files(results, wish.csv_file, wish.parquet_file)
@@ -214,6 +232,7 @@ def fleet(
     from remuda.sim.traces.fleet import Stay, read_jobs, read_pools, run_fleet
     from remuda.sim.traces.readers import TraceError
 
+    _check_targets((csv_file, parquet_file), (plot,))
     try:
         stays: list[Stay] = []
         keep = stays.append if csv_file or parquet_file or plot else None
@@ -229,6 +248,17 @@ def fleet(
     except ModuleNotFoundError as error:
         raise _lacking(error) from error
     simulated.print_fleet(outcome, output)
+
+
+def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | None]") -> None:
+    """Whether what will be found can be written, before it is looked for."""
+    shown = [path for path in drawings if path is not None]
+    for path in shown:
+        if path.suffix.lower() not in _DRAWN:
+            raise Failure(f"{path}: expected a name that ends in .svg, .png or .pdf", exit_code=2)
+    for path in (*(path for path in files if path is not None), *shown):
+        if not path.parent.is_dir():
+            raise Failure(f"{path.parent}: no such folder", exit_code=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

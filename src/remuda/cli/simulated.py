@@ -218,6 +218,7 @@ def _run_fields(result: "Result") -> dict[str, object]:
     (row,) = _run_rows([result])
     return {
         **dict(zip(_RUN_FIELDS, row, strict=True)),
+        "files": list(result.files),
         "segments": [
             {
                 "mode": segment.mode,

@@ -16,7 +16,7 @@ import asyncssh
 
 from remuda.cli.terminal import exit_code
 from remuda.client.state import default_home
-from remuda.client.tunnel.mux import EOF, ERR, Channel, FarError, Tunnel, TunnelLost
+from remuda.client.tunnel.mux import ERR, Channel, FarError, Tunnel, TunnelLost, join
 
 _PIECE = 64 * 1024
 _CONFLICTS = {"TERM"}
@@ -119,31 +119,10 @@ class _Server(asyncssh.SSHServer):
             except (FarError, TunnelLost):
                 writer.close()
                 return
-            await _join(channel, reader, writer)
+            with suppress(asyncssh.Error):
+                await join(channel, reader, writer)
 
         return carry
-
-
-async def _join(channel: Channel, reader: "asyncssh.SSHReader[bytes]", writer: "asyncssh.SSHWriter[bytes]") -> None:
-    async def out() -> None:
-        while data := await reader.read(_PIECE):
-            await channel.write(data)
-        channel.end()
-
-    sending = asyncio.create_task(out())
-    try:
-        while (piece := await channel.read()) is not None:
-            if piece[0] == EOF:
-                writer.write_eof()
-            else:
-                writer.write(piece[1])
-                await writer.drain()
-    except (TunnelLost, asyncssh.Error, OSError):
-        channel.close()
-    finally:
-        sending.cancel()
-        channel.close()
-        writer.close()
 
 
 async def _serve(tunnel: Tunnel, process: "asyncssh.SSHServerProcess[bytes]") -> None:

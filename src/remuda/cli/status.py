@@ -37,9 +37,10 @@ def command(name: str, project: str, output: str) -> None:
 def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     from remuda.cli import shown
 
+    lasted = (shown.show_ago if job.phase in shown.ENDED else shown.show_for)(job.since)
     facts: list[tuple[str, object]] = [
         ("job", f"{job.name} ({job.id}) in project {job.project}"),
-        ("phase", f"{job.phase}, since {shown.show_ago(job.since)}"),
+        ("phase", f"{job.phase} {lasted}"),
         ("reason", job.reason),
         ("submitted", f"{job.submitted_at:%Y-%m-%d %H:%M:%S} UTC by {job.user or 'unknown'}"),
     ]
@@ -47,6 +48,8 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         facts.append(("tags", shown.show_tags(tags)))
     if job.queue_position is not None:
         facts.append(("queue", f"number {job.queue_position} of those that wait"))
+    if job.phase == "queued" and (window := shown.window_of(job)):
+        facts.append(("window", f"starts in window {window}"))
     if job.not_before is not None:
         facts.append(("not before", f"{job.not_before:%Y-%m-%d %H:%M:%S} UTC"))
     if job.exit_code is not None:

@@ -52,11 +52,15 @@ def submit(
     except ApiError as error:
         if error.code != "consent-needed":
             raise
-        if not sys.stdin.isatty():
+        if not _may_ask():
             raise Failure(error.message, "add --yes to consent, or limits.budget to the task", exit_code=2) from error
-        click.echo(error.message)
-        click.confirm("run it there?", abort=True)
+        click.echo(error.message, err=True)  # what is said on stdout is the answer alone
+        click.confirm("run it there?", abort=True, err=True)
         return ask_server(True)
+
+
+def _may_ask() -> bool:
+    return sys.stdin.isatty()
 
 
 def upload_folder(client: "Client", project: str, folder: Path) -> str:

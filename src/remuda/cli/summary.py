@@ -11,7 +11,7 @@ from remuda.cli.output import Column, pairs_out, rows_out
 if TYPE_CHECKING:
     from remuda.client import Client
     from remuda.client.wire import CostView, JobDetail
-    from remuda.costs.bill import Elsewhere
+    from remuda.costs.elsewhere import Elsewhere
     from remuda.domain.offers import Offer
 
 

@@ -1,6 +1,7 @@
 """`remuda tune`: tries changes of a training script's plan and keeps what helps beyond noise."""
 
 import json
+import shlex
 from pathlib import Path
 
 import click
@@ -35,12 +36,16 @@ def command(
     """
     need_torch()
     from remuda.tuning.session import ScriptError
-    from remuda.tuning.text import describe_trial, make_page
+    from remuda.tuning.text import describe_change, describe_trial, make_page
     from remuda.tuning.tune import Tuner
 
     price = price if price is not None else find_price()
+    click.echo(f"measuring {script}: {pairs} pairs of windows of {steps} steps for each change", err=True)
     try:
-        tuner = Tuner(script, arguments, ranks=ranks, pairs=pairs, steps=steps, numerics=numerics)
+        tuner = Tuner(
+            script, arguments, ranks=ranks, pairs=pairs, steps=steps, numerics=numerics,
+            begun=lambda change: click.echo(f"trying    {describe_change(change)}", err=True),
+        )  # fmt: skip
         for trial in tuner.run():
             click.echo(describe_trial(trial, tuner.facts, price))
     except ScriptError as error:
@@ -49,4 +54,7 @@ def command(
     if report:
         Path(report).write_text(make_page(script, tuner.trials, tuner.facts, price))
     gain = f"{tuner.before_s / tuner.after_s:.2f} times as fast" if tuner.is_faster else "nothing helped beyond noise"
-    click.echo(f"{gain}; wrote {out}: REMUDA_TRAIN_PLAN={out}")
+    if not tuner.trials:
+        gain = "nothing to try here that leaves results the same to the last bit: see --numerics"
+    command = shlex.join(["python", script, *arguments])
+    click.echo(f"{gain}\nwrote {out}; to train by it: REMUDA_TRAIN_PLAN={shlex.quote(out)} {command}")

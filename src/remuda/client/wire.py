@@ -179,7 +179,10 @@ class MarketRow(Reply, frozen=True, kw_only=True):
 
 
 class JobDetail(JobRow, frozen=True, kw_only=True):
-    """One job with everything known about it. `queue_position` is 1 for the next to start, null when not queued."""
+    """One job with everything known about it.
+
+    `queue_position` is 1 for the next to start, null for one that is not queued or may not start yet.
+    """
 
     task: Raw
     origin: Raw

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from remuda.control.jobs import gives_back
 from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
 from remuda.providers.base import GangSeen, GangState
 
@@ -42,6 +43,7 @@ class AttemptView:
     asked: bool = False  # the launch was asked for, by us, and no look has answered since
     removed_at: datetime | None = None  # when we last asked for the removal
     unsure: bool = False  # an earlier request to launch was never answered: it may still have an effect
+    denied: bool = False  # the place said that it launched nothing, to the last request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,8 @@ def _ending_phase(view: AttemptView, now: datetime) -> Action:
 
 def _kept(view: AttemptView, now: datetime) -> Action:
     """Nodes that wait for the project's next job, which takes them over without asking here."""
-    until = view.attempt.kept_until or now
+    attempt = view.attempt
+    until = attempt.kept_until or now
     action = _gone(view, now)
     if isinstance(view.seen, GangSeen) and any(node.ended_at for node in view.seen.nodes):
         action = _lost(view.seen)
@@ -173,7 +176,9 @@ def _kept(view: AttemptView, now: datetime) -> Action:
         return Advance(phase=AttemptPhase.ENDING, reason="no job came for the gang that was kept")
     if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return Advance(phase=AttemptPhase.ENDING, reason="an agent of the gang that was kept does not wait")
-    return action or LookAgain(after=min(until - now, _next_look(view, now)))
+    seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
+    billed = len(seen) == attempt.nodes and all(node.started_at for node in seen)  # else nobody can take it over
+    return action or LookAgain(after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now)))
 
 
 def _ended(view: AttemptView, now: datetime) -> Action:
@@ -253,8 +258,7 @@ def _noticed(view: AttemptView, now: datetime) -> Action | None:
     if until is None:
         return None
     drill = until == view.attempt.drill_until
-    ours = "the work moves to another gang" if view.job.reliefs else "a fire drill takes the node"
-    reason = ours if drill else "the place takes the node back"
+    reason = _ours(view) if drill else "the place takes the node back"
     if now >= until:
         return _ending(Outcome.PREEMPTED, reason)
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
@@ -262,6 +266,13 @@ def _noticed(view: AttemptView, now: datetime) -> Action | None:
     if untold:
         return Tell(ranks=untold, kind="notice", seconds=(until - now).total_seconds(), reason=reason)
     return None
+
+
+def _ours(view: AttemptView) -> str:
+    """Why we take a gang away ourselves."""
+    if not view.attempt.moved:
+        return "a fire drill takes the node"
+    return "the job waits for spot" if gives_back(view.job) else "the work moves to another gang"
 
 
 def _gone(view: AttemptView, now: datetime) -> Action | None:
@@ -328,8 +339,8 @@ def _surely_absent(view: AttemptView) -> bool:
     One look is enough where the place said itself that it launched nothing, to the only request there was.
     """
     attempt = view.attempt
-    said_so = attempt.outcome in (Outcome.CAPACITY, Outcome.REFUSED) and attempt.launched_at is None
-    if said_so and not view.unsure:
+    said_so = view.denied or attempt.outcome in (Outcome.CAPACITY, Outcome.REFUSED)
+    if said_so and attempt.launched_at is None and not view.unsure:
         return attempt.missed_looks >= 1
     return attempt.missed_looks >= 2
 

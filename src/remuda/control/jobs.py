@@ -128,6 +128,8 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
             return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
         case Outcome.PREEMPTED if _may_work_still(attempt):
             return LookAgain(after=_SOON)
+        case Outcome.PREEMPTED if attempt.moved:
+            return Requeue(kind="move", reason=attempt.reason)
         case Outcome.PREEMPTED:
             return _again_or_fail(view, attempt, "preemption", retry.preemption)
         case Outcome.CAPACITY:
@@ -199,6 +201,11 @@ def _limits(view: JobView, now: datetime) -> Action:
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))
     return LookAgain(after=min(times))
+
+
+def gives_back(job: Job) -> bool:
+    """Whether it was decided that the job gives its gang back, and waits for spot."""
+    return job.course is not None and job.course.mode == "idle" and job.course.place is None
 
 
 def deadline_of(job: Job) -> datetime | None:

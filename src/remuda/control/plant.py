@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from remuda.control.agents.checkpoints import CheckpointDesk
@@ -58,6 +58,9 @@ class Surroundings:
     read_blob: ReadBlob | None = None  # parts of frozen folders
     environment: Mapping[str, str] = field(default_factory=dict)  # of the server: keys of storages that all may use
     egress: ReadEgress | None = None  # what clouds take for data that leaves them; None: no move costs anything
+    tidy: Callable[[datetime], Awaitable[None]] | None = (
+        None  # forgets what no job needs any more; asked with every sweep
+    )
     post: Post | None = None  # how webhooks are sent; None: by HTTP
 
 
@@ -92,6 +95,7 @@ class Plant:
             open_secrets=surroundings.open_secrets,
             checkpoint=self.checkpoints.ready,
             pace=self.checkpoints.pace,
+            losses=self.checkpoints.losses_per_hour,
             notice=lambda attempt: self.places.notice(attempt.offer.provider),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=surroundings.read_blob,
@@ -117,6 +121,7 @@ class Plant:
         )
         self._jobs = JobReconciler(store, clock, outside)
         self.sweeper = Sweeper(store, self.places, clock)
+        self._tidy = surroundings.tidy
         self._webhooks = Webhooks(store, clock, surroundings.post)
         self.jobs = JobDesk(store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived, notify=notify)
         self._driver = Driver(self, self._worklist, clock)
@@ -148,6 +153,7 @@ class Plant:
             with suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        await self.agents.close()
         for provider in self._providers.values():
             if isinstance(provider, Closes):
                 await provider.close()
@@ -180,6 +186,8 @@ class Plant:
             return await self._queue.reconcile(key)
         if key == SWEEP:
             await self.guide.book.forget()
+            if self._tidy is not None:
+                await self._tidy(self._clock.now())
             return await self.sweeper.reconcile(key)
         if key == _HOSTS:
             await self._publish_hosts()

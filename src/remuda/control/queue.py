@@ -10,20 +10,19 @@ from datetime import datetime, timedelta
 
 from remuda.catalog.query import Matches
 from remuda.control.clock import Clock
-from remuda.control.jobs import cap_of
+from remuda.control.jobs import cap_of, deadline_of
 from remuda.control.markets.guide import Guide, is_steered
-from remuda.control.markets.reliefs import make_attempt
 from remuda.control.places import Places, Snapshot
-from remuda.control.warm.gangs import WarmGangs
-from remuda.costs.metering import total
+from remuda.control.starts import make_attempt, start_job
+from remuda.control.warm.gangs import Kept, Soon, WarmGangs
 from remuda.domain.events import Event
 from remuda.domain.jobs import Course, Job, JobPhase, attempt_id
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Resources
-from remuda.domain.units import Money
 from remuda.planner.courses import Advice
 from remuda.planner.placements import Situation
-from remuda.planner.prospects import Prospects, find_prospects, match
+from remuda.planner.prospects import Prospects, find_prospects, jobs_of, line_up, match, unite
+from remuda.scheduler.pools import count_left
 from remuda.scheduler.turns import Capacity, Place, Stay, Turns, Waiting, place_of
 from remuda.store.base import Changes, Held, NotFound, Stale, Store
 
@@ -31,6 +30,7 @@ _HEAD = 16  # jobs read by a pass
 _DEEP = 1000  # jobs read by the pass that looks behind a blocked head
 _DEEP_EVERY = timedelta(seconds=10)
 _HOSTS = "hosts"  # the plant's key: what shared hosts have is written down again
+_SOON = timedelta(milliseconds=200)  # until a kept gang that was not ready is asked for again
 _LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have come back without a sign
 _EXPLAINED = 4  # of the jobs that stay, how many are told why in one pass
 _BUSY_PAUSE = timedelta(milliseconds=250)  # of the passes that new jobs cause while nothing is free
@@ -119,14 +119,22 @@ class QueueReconciler:
         again: list[datetime] = []
         changed = 0
         for job in head:
-            if await self._take_warm(job, snapshot, now):
-                changed += 1
-                continue
-            prospects = await self._prospects(job, snapshot, now)
-            decision = self._decide(job, prospects, turns)
+            match await self._take_warm(job, turns, snapshot, now):
+                case Kept():
+                    changed += 1
+                    continue
+                case Soon(attempt=soon):
+                    stays.append(Stay(job=job, reason=f"takes over {soon.offer.key} in a moment", behind=()))
+                    courses[job.id] = None
+                    again.append(now + _SOON)
+                    continue
+            found = [(each, await self._prospects(each, snapshot, now)) for each in jobs_of(job)]
+            prospects = unite([each for _, each in found])
+            decision = await self._decide(job, found, prospects, turns, now)
             match decision:
                 case Place():
-                    await self._place(decision, prospects, snapshot, now)
+                    chosen = next(each for wish, each in found if wish is decision.job)
+                    await self._place(decision, chosen, snapshot, now)
                     changed += 1
                 case Stay():
                     stays.append(decision)
@@ -146,10 +154,32 @@ class QueueReconciler:
             return timedelta(0)
         return await self._until_next(now, min(again, default=None) if stays else None, waiting=bool(stays))
 
-    async def _take_warm(self, job: Job, snapshot: Snapshot, now: datetime) -> bool:
-        """Whether the job was given a gang that its project kept; one that the policy steers goes where that says."""
+    async def _take_warm(self, job: Job, turns: Turns, snapshot: Snapshot, now: datetime) -> Kept | Soon | None:
+        """Gives the job a gang that its project kept, if one fits; one that the policy steers goes where that says.
+
+        Of wishes in order, one that can be had now goes before a gang that was kept and fits only a later one.
+        """
         if is_steered(job) or not await self._warm.any_for(job):
-            return False
+            return None
+        soon: Soon | None = None
+        for each in jobs_of(job):
+            match await self._warm.find(each, await self._allows(each, snapshot, now)):
+                case Kept() as kept:
+                    await self._warm.hand_over(kept, each, self._clock.now())
+                    self._hint(job.id)
+                    return kept
+                case Soon() as found:
+                    soon = soon or found
+            if job.task.resources.ordered and (soon or await self._can_start(each, turns, snapshot, now)):
+                break
+        return soon
+
+    async def _can_start(self, wish: Job, turns: Turns, snapshot: Snapshot, now: datetime) -> bool:
+        prospects = await self._prospects(wish, snapshot, now)
+        return turns.can_start(self._waiting(wish, prospects.offers, now))
+
+    async def _allows(self, job: Job, snapshot: Snapshot, now: datetime) -> Callable[[Offer], bool]:
+        """Whether the job may run on an offer, were it free."""
         situation = await self._situation(job, now)
 
         def allows(offer: Offer) -> bool:
@@ -158,26 +188,29 @@ class QueueReconciler:
             found = find_prospects(job, market, match(job, market), objections, situation=situation, now=now)
             return len(found.offers) > 0
 
-        kept = await self._warm.find(job, allows)
-        if kept is None:
-            return False
-        await self._warm.hand_over(kept, job, self._clock.now())
-        self._hint(job.id)
-        return True
+        return allows
 
-    def _decide(self, job: Job, prospects: Prospects, turns: Turns) -> Place | Stay | None:
+    async def _decide(
+        self, job: Job, found: Sequence[tuple[Job, Prospects]], prospects: Prospects, turns: Turns, now: datetime
+    ) -> Place | Stay | None:
         """The job's turn; None if it has none and never will."""
-        if prospects.offers:
-            gang = self._gang_of(attempt_id(job.id, job.last_number + 1))
-            return turns.decide(Waiting(job=job, gang=gang, offers=prospects.offers))
-        return None if prospects.hopeless else Stay(job=job, reason=prospects.reason, behind=())
+        if not prospects.offers:
+            return None if prospects.hopeless else Stay(job=job, reason=prospects.reason, behind=())
+        lines = line_up(found, await self._guide.book.resting())
+        first, *others = [self._waiting(each, offers, now) for each, offers in lines]
+        return turns.decide(first, *others)
+
+    def _waiting(self, wish: Job, offers: tuple[Offer, ...], now: datetime) -> Waiting:
+        gang = self._gang_of(attempt_id(wish.id, wish.last_number + 1))
+        avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
+        return Waiting(job=wish, gang=gang, offers=offers, avoid=avoid)
 
     def _all_blocked(self, turns: Turns, snapshot: Snapshot) -> bool:
         return all(place_of(offer) in turns.blocked for offer in snapshot.market.offers)
 
     async def _until_next(self, now: datetime, again_at: datetime | None, *, waiting: bool = False) -> timedelta | None:
         times = [at - now for at in (again_at, await self._store.next_waiting(now)) if at is not None]
-        times += [_LOOK_AGAIN] if waiting else []
+        times += [self._places.next_news(_LOOK_AGAIN)] if waiting else []
         return max(timedelta(0), min(times)) if times else None
 
     async def _market(self) -> Snapshot:
@@ -201,15 +234,11 @@ class QueueReconciler:
         return find_prospects(job, snapshot.market, matches, self._places.objections, situation=situation, now=now)
 
     async def _situation(self, job: Job, now: datetime) -> Situation:
-        """What the job used of its limits so far; asked for only where it had an attempt and has limits."""
-        limits = job.task.limits
-        avoid = await self._guide.book.resting()
-        if not job.attempt or (cap_of(job) is None and limits.duration is None):
-            return Situation(submitted_at=job.submitted_at, avoid=avoid)
-        attempts = await self._store.attempts(job.id)
-        ran = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
-        spent = total(await self._store.charges(job.id)) if cap_of(job) is not None else Money(0)
-        return Situation(submitted_at=job.submitted_at, avoid=avoid, ran=sum(ran, timedelta(0)), spent=spent)
+        """What it did and used so far is asked for only where it had an attempt and has limits."""
+        limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
+        limited = any(limit is not None for limit in limits)
+        attempts = await self._store.attempts(job.id) if job.attempt and limited else ()
+        return await self._guide.situation(job, attempts, now)
 
     async def _capacity(self, snapshot: Snapshot) -> Capacity:
         hosts = snapshot.market.hosts
@@ -223,16 +252,7 @@ class QueueReconciler:
         if course is not None:
             course = replace(course, at=now, place=place.offer.key)
             reason = f"{reason}: {course.reason}"
-        started = replace(
-            job,
-            phase=JobPhase.STARTING,
-            since=now,
-            reason=reason,
-            attempt=attempt.number,
-            numbered=attempt.number if job.numbered else 0,
-            not_before=None,
-            course=course or job.course,
-        )
+        started = replace(start_job(job, attempt, reason, now), course=course or job.course)
         events = [_event(started, now, "placed", reason)]
         attempts = [attempt]
         for offer in _rivals(job, place.offer, prospects.offers, snapshot):
@@ -252,7 +272,7 @@ class QueueReconciler:
             )
         )
         for each in attempts:
-            snapshot.used[each.offer.key] += job.task.nodes
+            self._places.place(each.gang, each.offer, job.task.nodes)
         self._hint(job.id)
 
     async def _give_up(self, job: Job, reason: str, now: datetime) -> None:
@@ -281,7 +301,7 @@ def _rivals(job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: Snapshot
         for offer in offers
         if offer.key != chosen.key
         and not offer.shared
-        and (offer.capacity is None or offer.capacity - snapshot.used[offer.key] >= job.task.nodes)
+        and ((left := count_left(offer, snapshot.used)) is None or left >= job.task.nodes)
     ]
     return others[: job.task.retry.parallel - 1]
 

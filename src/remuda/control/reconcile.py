@@ -17,14 +17,14 @@ from remuda.control.clock import Clock
 from remuda.control.jobs import JobView, decide_job
 from remuda.control.markets.book import sights_of
 from remuda.control.markets.reliefs import Reliefs
-from remuda.control.markets.troubles import find_trouble
+from remuda.control.markets.troubles import Trouble, find_trouble
 from remuda.control.places import Places
 from remuda.control.scene import Scene
 from remuda.control.timetable import Timetable
 from remuda.control.warm.gangs import WarmGangs
 from remuda.control.warm.keep import bill_gang, keep_or_end
 from remuda.costs.metering import total
-from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, Order, Outcome
+from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Order, Outcome
 from remuda.domain.places import Hold
 from remuda.domain.tasks import VolumeKind
 from remuda.domain.units import HourlyRate, Money, format_duration, format_usd
@@ -37,8 +37,6 @@ _FIRST_LOOK = timedelta(seconds=3)  # after an accepted launch; short work is ov
 _LONGEST = timedelta(days=1)  # between two looks at a job that has a limit
 _STEPS = 50  # of one pass; a pass that needs more goes on in the next
 _AT_ONCE = timedelta(0)
-
-_TOLD_BY_THE_JOB = frozenset({Outcome.SUCCEEDED, Outcome.STOPPED})
 
 _STARTS = ", expected to start"
 
@@ -53,6 +51,7 @@ class _Memory:
     looked_at: datetime | None = None
     doubt: bool = False  # a launch may have been made that no row tells of
     unsure: bool = False  # a request to launch was never answered
+    denied: bool = False  # the last one was, with no
     fresh: bool = False  # the last look is newer than the last thing asked for
     told: GangSeen | None = None  # the last look that found it
     told_at: datetime | None = None
@@ -146,7 +145,7 @@ class JobReconciler:
             case jobs.Turn():
                 self._turn(scene, action, now)
             case jobs.Requeue():
-                self._requeue(scene, action, now)
+                await self._requeue(scene, action, now)
             case jobs.Limit():
                 self._limit(scene, action, now)
             case _:
@@ -195,11 +194,12 @@ class JobReconciler:
         if turn.phase in JOB_ENDS:
             scene.notices.append("failure" if turn.phase is JobPhase.FAILED else "finish")
 
-    def _requeue(self, scene: Scene, again: jobs.Requeue, now: datetime) -> None:
+    async def _requeue(self, scene: Scene, again: jobs.Requeue, now: datetime) -> None:
         job, attempt = scene.job, scene.latest
         avoid = {key: until for key, until in job.avoid.items() if until > now}
-        if attempt is not None and again.avoid:
-            avoid[attempt.offer.key] = now + again.avoid
+        failed = await self._failed_place(attempt) if attempt is not None and again.avoid else ""
+        if failed:
+            avoid[failed] = now + again.avoid
         if attempt is not None and attempt.outcome in (Outcome.PREEMPTED, Outcome.NODE):
             self._out.places.expire()  # what the place offered a moment ago may have gone with the node
         scene.put_job(
@@ -215,10 +215,18 @@ class JobReconciler:
             )
         )
         scene.tell(now, "queued", again.reason)
-        if attempt is not None and again.avoid:
+        if attempt is not None and failed:
             until = now + again.avoid
-            text = f"{attempt.offer.key} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {find_trouble(attempt)}"
+            text = f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {find_trouble(attempt)}"
             scene.tell(now, "avoided", text)
+
+    async def _failed_place(self, attempt: Attempt) -> str:
+        """What failed, as `Job.avoid` names it: the offer, or one host of the several that a gang was on."""
+        if attempt.offer.shared and attempt.nodes > 1 and find_trouble(attempt) is Trouble.GPU:
+            for hold in await self._store.holds():
+                if (hold.gang, hold.rank) == (attempt.gang, attempt.first_failed_rank):
+                    return hold.host
+        return attempt.offer.key
 
     def _limit(self, scene: Scene, limit: jobs.Limit, now: datetime) -> None:
         scene.tell(now, "limit", limit.reason)
@@ -263,19 +271,23 @@ class JobReconciler:
         return None
 
     def _tell_wait(self, scene: Scene, attempt: Attempt, now: datetime) -> None:
-        """Why a gang waits in its place's own queue, and until when the place thinks that it does."""
+        """Why a gang waits in its place's own queue or does not come up, and until when the place thinks so."""
         seen = self._remember(attempt).seen
         if attempt.phase is not AttemptPhase.BOOTING or not isinstance(seen, GangSeen):
             return
-        if seen.state is not GangState.QUEUED:
+        if seen.state is GangState.QUEUED:
+            why = f"waits at {attempt.offer.provider}: {seen.reason or 'in its queue'}"
+        elif seen.state is GangState.STARTING and seen.reason:
+            why = f"starts at {attempt.offer.provider}: {seen.reason}"
+        else:
             return
-        why = f"waits at {attempt.offer.provider}: {seen.reason or 'in its queue'}"
         text = f"{why}{_STARTS} {seen.eta:%Y-%m-%d %H:%M} UTC" if seen.eta is not None and seen.eta > now else why
         if attempt.reason != text:
             if attempt.reason.partition(_STARTS)[0] != why:
                 scene.tell(now, "waits", text, attempt.number)
             scene.put_attempt(replace(attempt, reason=text))
-            scene.put_job(replace(scene.job, reason=text))
+            if attempt.number == scene.job.attempt and scene.job.phase is JobPhase.STARTING:
+                scene.put_job(replace(scene.job, reason=text))
 
     def _attempt_view(self, scene: Scene, attempt: Attempt) -> AttemptView:
         memory = self._remember(attempt)
@@ -295,18 +307,21 @@ class JobReconciler:
             asked=memory.doubt,
             removed_at=memory.removed_at,
             unsure=memory.unsure,
+            denied=memory.denied,
         )
 
     async def _launch(self, scene: Scene, attempt: Attempt) -> None:
         await self._flush(scene)
         attempt = scene.attempts[attempt.number]  # as it was written, should it be new
         memory = self._remember(attempt)
-        memory.doubt, memory.fresh, memory.seen = True, False, Look.UNKNOWN
+        memory.doubt, memory.fresh, memory.seen, memory.denied = True, False, Look.UNKNOWN, False
         try:
             await self._out.places.launch(await self._spec(scene, attempt))
         except NoCapacity as error:
+            memory.denied = True
             await self._end(scene, attempt, Outcome.CAPACITY, f"no capacity at {attempt.offer.key}: {error}")
         except Refused as error:
+            memory.denied = True
             await self._end(scene, attempt, Outcome.REFUSED, f"{attempt.offer.provider} refused: {error}")
         except TryAgain:
             memory.unsure = True
@@ -330,7 +345,7 @@ class JobReconciler:
             offer=attempt.offer,
             nodes=attempt.nodes,
             carrier=self._out.carrier(attempt.gang),
-            lease=first_lease(job, attempt),
+            lease=first_lease(job, attempt, scene.spent),
             longest=None if longest is None else max(_AT_ONCE, longest - scene.ran(self._clock.now())),
             holds=holds,
             labels={**job.task.tags, "project": job.project, "job": job.name},
@@ -394,7 +409,7 @@ class JobReconciler:
                         await self._observe(attempt)
                     if memory.told is not None:  # whoever takes the gang over ends these stretches
                         scene.charge(bill_gang(changed, memory.told, now, final=False))
-                if action.outcome not in _TOLD_BY_THE_JOB:
+                if not _told_by_the_job(scene.job, action.outcome):
                     scene.tell(now, action.outcome or "ended", action.reason, attempt.number)
                 memory.removed_at = None
             case AttemptPhase.ENDED:
@@ -447,7 +462,8 @@ class JobReconciler:
 
     def _look_interval(self, attempt: Attempt, memory: _Memory, now: datetime) -> timedelta:
         shortest = timedelta(milliseconds=100)
-        if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING):
+        unbilled = attempt.phase is AttemptPhase.KEPT and memory.accrued_at is None
+        if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
             return min(gangs.POLL, max(shortest, (now - attempt.since) / 4))
         if memory.seen is Look.ABSENT:
             return max(shortest, self._out.places.settle(attempt.offer.provider) / 8)
@@ -478,8 +494,10 @@ class JobReconciler:
             paid = attempt.offer.rate.micros_per_hour or any(rate.micros_per_hour for _, rate in memory.told.rates)
             due = memory.accrued_at is None or memory.told_at - memory.accrued_at >= ACCRUE
             if due and (paid or attempt.phase is AttemptPhase.KEPT):
-                memory.accrued_at = memory.told_at
-                scene.charge(bill_gang(attempt, memory.told, memory.told_at, final=False))
+                charges = bill_gang(attempt, memory.told, memory.told_at, final=False)
+                scene.charge(charges)
+                if len({charge.rank for charge in charges}) == attempt.nodes:  # else its place was late to tell
+                    memory.accrued_at = memory.told_at
                 if attempt.phase is AttemptPhase.KEPT:
                     scene.put_attempt(attempt)  # not written where the gang was handed on meanwhile
 
@@ -495,6 +513,9 @@ class JobReconciler:
             if attempt.phase is AttemptPhase.ENDED:
                 self._memory.pop(attempt.gang, None)
                 self._out.agents.forget(attempt)
+            unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
+            if (unbought or attempt.phase is AttemptPhase.ENDED) and self._out.places.free(attempt.gang, attempt.offer):
+                self._out.hint(QUEUE)
         for attempt_id in {node.attempt_id for node in changes.nodes}:
             self._out.agents.notify(next(x.gang for x in scene.attempts.values() if x.id == attempt_id))
         if changes.release or any(job.phase is JobPhase.QUEUED for job in changes.jobs):
@@ -502,6 +523,11 @@ class JobReconciler:
         for what in scene.take_notices():
             if scene.job.task.webhooks:
                 self._out.notify(scene.job.id, what)
+
+
+def _told_by_the_job(job: Job, outcome: Outcome | None) -> bool:
+    """Whether the job's own events say why this attempt ended."""
+    return outcome in (Outcome.SUCCEEDED, Outcome.STOPPED) or (outcome is not None and outcome is job.stop_outcome)
 
 
 def _missed(attempt: Attempt, now: datetime) -> Attempt:

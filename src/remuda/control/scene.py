@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from remuda.domain.events import Charge, Event
-from remuda.domain.jobs import ATTEMPT_MOVES, JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Node
+from remuda.domain.jobs import ATTEMPT_MOVES, COMING, JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Node
 from remuda.domain.markets import Observation
 from remuda.domain.units import Money
 from remuda.store.base import Changes
@@ -49,7 +49,7 @@ class Scene:
     def reliefs(self) -> list[Attempt]:
         """The gangs beside the job's own that may still take over, oldest first."""
         found = [self.attempts[number] for number in self.job.reliefs if number in self.attempts]
-        return [attempt for attempt in found if attempt.phase in (AttemptPhase.LAUNCHING, AttemptPhase.BOOTING)]
+        return [attempt for attempt in found if attempt.phase in COMING]
 
     def ran(self, now: datetime) -> timedelta:
         """How long the work ran, over all attempts."""

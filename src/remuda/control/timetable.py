@@ -27,7 +27,7 @@ from remuda.planner.calendar import (
     next_time,
     parse_cron,
 )
-from remuda.planner.prospects import find_usable, match
+from remuda.planner.prospects import find_usable, jobs_of, match
 from remuda.store.base import Changes, NotFound, Stale, Store
 
 FAR = datetime(9999, 1, 1, tzinfo=UTC)  # `not_before` of a job that the queue must not see
@@ -125,7 +125,11 @@ class Timetable:
         if now < interval.start:
             return ()
         market = (await self._places.market(_OLD)).market
-        usable: Sequence[Offer] = find_usable(job, market, match(job, market), self._places.objections)
+        usable: Sequence[Offer] = [
+            offer
+            for each in jobs_of(job)
+            for offer in find_usable(each, market, match(each, market), self._places.objections)
+        ]
         if not usable:
             return ()
         await self._book.note_prices(usable)

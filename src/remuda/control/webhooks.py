@@ -1,4 +1,4 @@
-"""Tells users' own services that a job ended, failed or ran into its budget; tried again for about an hour.
+"""Tells users' own services that a job ended, failed or ran into its budget; tried again for three quarters of an hour.
 
 A delivery is a key on the worklist; that it was made or given up is an event of the job. Deliveries that a restart
 interrupts are found again from the jobs that ended lately. Receivers may hear a thing twice, never of a secret.
@@ -21,7 +21,7 @@ from remuda.store.base import Changes, NotFound, Store
 
 _PREFIX = "webhook:"
 _TRIES = 10
-_FIRST_PAUSE = timedelta(seconds=5)  # doubles: 5 s, 10 s, ... 43 min; 85 min in all
+_FIRST_PAUSE = timedelta(seconds=5)  # doubles: 5 s, 10 s, ... 21 min; 43 min in all
 _TIMEOUT_S = 10
 _LATELY = timedelta(hours=2)
 

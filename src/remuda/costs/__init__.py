@@ -1,1 +1,1 @@
-"""Metering, budgets and where the time went; pure."""
+"""Metering, prices elsewhere and where the time went; pure."""

@@ -100,6 +100,8 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
     AttemptPhase.ENDED: {},
 }
+COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})  # not every rank works yet
+GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})  # to be given back, or given back
 
 
 class Outcome(StrEnum):
@@ -125,7 +127,6 @@ class Origin:
     commit: str | None = None
     diff: str | None = None  # uncommitted changes, unified
     snapshot: str | None = None  # content hash of the frozen working folder
-    image_digest: str | None = None
     versions: dict[str, str] = field(default_factory=dict)  # remuda, python, platform of the submitter
     rerun_of: str | None = None
 
@@ -164,8 +165,8 @@ class Job:
     ended_at: datetime | None = None
     consented: bool = False  # may run on offers that cost money
     ceiling: Money | None = None  # the most that the user consented to spend; None is no ceiling of its own
-    retries: dict[str, int] = field(default_factory=dict)  # failures so far by Outcome
-    avoid: dict[str, datetime] = field(default_factory=dict)  # offer keys that failed, until when
+    retries: dict[str, int] = field(default_factory=dict)  # failures and moves so far by kind
+    avoid: dict[str, datetime] = field(default_factory=dict)  # offers or shared hosts that failed, until when
     reliefs: tuple[int, ...] = ()  # numbers of gangs started beside the job's own, one of which may take over
     numbered: int = 0  # the highest number that an attempt was given, where a relief has it
     course: Course | None = None
@@ -204,7 +205,8 @@ class Attempt:
     kept_until: datetime | None = None  # and no longer, whether a job comes or not
     missed_looks: int = 0  # looks in a row in which the provider did not know the gang
     missed_since: datetime | None = None  # the first of them
-    drill_until: datetime | None = None  # a fire drill takes the gang away at this time
+    drill_until: datetime | None = None  # a fire drill, or the job's move, takes the gang away at this time
+    moved: bool = False  # the job leaves it of its own accord, for another gang or to wait: no preemption
     checkpoint_at: datetime | None = None  # newest complete checkpoint
     checkpoint_bytes: int = 0  # its size
     checkpoint_cost: timedelta | None = None  # that the work stood still for it, as far as is known
@@ -243,6 +245,7 @@ class Node:
     exited_at: datetime | None = None
     heard_at: datetime | None = None
     notice_until: datetime | None = None  # the place said that it takes this node away then
+    risk_at: datetime | None = None  # the place said then that it may take this node away
     telemetry: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float | str] = field(default_factory=dict)
     version: int = 0

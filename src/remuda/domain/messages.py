@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from remuda.domain.jobs import Order, Outcome
+from remuda.domain.jobs import Order
 from remuda.domain.tasks import Scalar
 
 
@@ -32,7 +32,7 @@ class Message:
 
     seq: int  # from 1, without gaps
     at: datetime  # by the node's clock
-    kind: MessageKind
+    kind: str  # a MessageKind; another one is a newer agent's, and counts as heard
     setup_reused: bool = False  # running
     values: dict[str, float | str] = field(default_factory=dict)  # progress, telemetry
     bytes: int = 0  # checkpoint
@@ -45,7 +45,7 @@ class Message:
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
-    outcome: Outcome | None = None  # exited
+    outcome: str | None = None  # exited: an Outcome; another one is a newer agent's
     exit_code: int | None = None  # exited
     reason: str = ""  # exited
     log_bytes: int = 0  # exited
@@ -90,14 +90,15 @@ class Assignment:
     image: str | None = None
     image_login: str | None = field(default=None, repr=False)  # USER:PASSWORD of its registry
     build: dict[str, str | dict[str, str]] | None = None  # {"path", "dockerfile", "target", "args"}, named `image`
+    check: dict[str, str | float] | None = None  # {"share", "link_mbps", "kind", "memory_mib", "bandwidth_gbs"}
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     params: dict[str, Scalar] = field(default_factory=dict)
     workdir: dict[str, str] | None = None  # {"snapshot": hash}
     git: dict[str, str] | None = None  # {"url", "commit"}
     checkpoint: CheckpointWork | None = None
-    inputs: Sequence[dict[str, str]] = ()  # {"source", "target"}
-    outputs: Sequence[dict[str, str]] = ()
+    inputs: Sequence[dict[str, str | float]] = ()  # {"source", "target"}, and "mode": "stream"
+    outputs: Sequence[dict[str, str | float]] = ()  # {"source", "target"}, and "every_s": also while the work runs
     volumes: Sequence[dict[str, str | bool]] = ()  # {"kind", "source", "path", "read_only", "options"}
     grace_s: float = 10
     keep_s: float = 0  # how long to wait for other work on this node once the work is over

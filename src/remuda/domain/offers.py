@@ -21,6 +21,7 @@ class Offer:
 
     `rate` is for the whole node per hour. `accelerator` is a canonical name of the catalog's table or None.
     `capacity` is how many such nodes can be had now, None where the provider does not say.
+    `pool` names what several offers of a region draw from: a node of one is gone for the others too. "" draws alone.
     `shared` marks a host whose devices several jobs share; the job then holds only what it asks for.
     """
 
@@ -39,6 +40,7 @@ class Offer:
     rate: HourlyRate
     minimum_charge: timedelta = timedelta(0)  # billed even if the node lives shorter
     capacity: int | None = None
+    pool: str = ""
     shared: bool = False
     source: str = ""
     as_of: date | None = None

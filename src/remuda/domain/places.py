@@ -1,4 +1,7 @@
-"""Shared hosts and what is held on them: which job has which device is a row, written with the launch intent."""
+"""Shared hosts and what is held on them: which job has which device is a row, written with the launch intent.
+
+And where volumes lie that can be used only there.
+"""
 
 from dataclasses import dataclass
 
@@ -30,3 +33,13 @@ class Hold:
     cpus: float
     memory_mib: int
     devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumePlace:
+    """A volume that exists, by each name that a task may call it, and the only place whose nodes can have it."""
+
+    provider: str
+    names: tuple[str, ...]
+    region: str
+    zone: str | None = None  # None: anywhere in the region

@@ -1,6 +1,6 @@
 """The task: what a user wants to have run, as the spec room reads it from a file and everyone else uses it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -53,6 +53,14 @@ class NetworkNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCheck:
+    """What each node must show at its boot, before the work starts: a node that does not is given back and avoided."""
+
+    share: float = 0.6  # of what its kind's data sheet says, that each accelerator must reach
+    link_mbps: int | None = None  # between two nodes; None: that share of `network`, or measured and told only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """What each node must have. Empty tuples and None mean no constraint."""
 
@@ -69,6 +77,14 @@ class Resources:
     regions: tuple[str, ...] = ()  # region names or areas such as eu, us, asia
     network: NetworkNeed | None = None
     max_rate: HourlyRate | None = None  # of one node
+    check: NodeCheck | None = None
+    any_of: tuple["Resources", ...] = ()  # all wishes of which one will do, this one among them; () is this one alone
+    ordered: bool = False  # the first of them that can be had counts, not the cheapest
+
+    @property
+    def choices(self) -> tuple["Resources", ...]:
+        """Each wish that will do, which knows the others."""
+        return tuple(replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of) or (self,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +106,7 @@ class Transfer:
     source: str
     target: str
     stream: bool = False  # of an input from a URL: the work reads a pipe, once
+    every: timedelta | None = None  # of an output to a URL: sent while the work runs too, and however it ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +146,7 @@ class Volume:
     read_only: bool = False
     size_gib: int | None = None
     type: str = ""  # the provider's own name of a disk type or storage class
+    keep: bool = True  # False: made anew for each attempt, whatever has its name, and removed with it
     options: str = ""  # of mount, for NFS
 
 
@@ -140,6 +158,7 @@ class Checkpoint:
     every: timedelta | None = None
     storage: str | None = None  # a URL of s3, gs or az: kept in that bucket, not by the server
     size_mib: int | None = None  # of one checkpoint, as its author expects it
+    step: timedelta | None = None  # of one step of the work, after which it can save, as its author expects it
     auto: bool = False  # `every` is chosen by Remuda, from what a checkpoint costs and how often nodes are lost
 
 
@@ -153,15 +172,6 @@ class Limits:
     budget: Money | None = None
     idle: timedelta | None = None  # without output or CPU use
     unattended: timedelta = timedelta(hours=6)  # the lease: how long a node works without the control plane
-
-
-class RetryOn(StrEnum):
-    """Kinds of failure, by what can be done about them."""
-
-    CAPACITY = "capacity"
-    PREEMPTION = "preemption"
-    NODE = "node"
-    EXIT = "exit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

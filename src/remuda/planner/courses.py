@@ -30,8 +30,12 @@ _SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run 
 _SPARE = timedelta(seconds=60)  # kept before the deadline for what takes a moment longer
 _SPARE_SHARE = 0.01  # of the work, for the same
 _HOUR_S = 3600.0
+_LONG_WAIT_S = 3600.0  # a gang that works is given back for a wait of that much, or of ten starts, and no less
 _MIB, _GB = 1 << 20, 10**9
 _BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # whose a storage is, by its URL
+AHEAD = "the place says that this gang is at risk, and spot is there for about the same price"
+NOT_AHEAD = "the place says that this gang is at risk, but no other spot is there for about the same price"
+_WORTH_MOVING = 0.05  # of what the rest of the work costs on demand: that much a move elsewhere has to save
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 _MEANS = {Sight.GRANTED: True, Sight.BOOTED: True, Sight.ENDED: True, Sight.REFUSED: False, Sight.TAKEN: False}
 
@@ -47,6 +51,7 @@ class Standpoint:
     works: bool = False  # the current gang is past its start
     starting_for: timedelta = timedelta(0)  # how long the current gang has been coming
     unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
+    at_risk: bool = False  # the place said that it may soon take the current gang back
     home: Offer | None = None  # where it was last
     setup: timedelta | None = None  # how long its setup took; None: it has not run
     budget_left: Money | None = None
@@ -142,13 +147,25 @@ def advise(
     make: PolicyMaker = Auto,
 ) -> Advice:
     """What the policy wants now, as offers; it has been shown first all that was seen of these markets before."""
-    policy = make(setting.terms)
-    _replay(policy, setting, knowledge, standpoint.submitted_at, now)
+
+    def shown() -> Policy:
+        policy = make(setting.terms)
+        _replay(policy, setting, knowledge, standpoint.submitted_at, now)
+        return policy
+
+    policy = shown()
     view = _view(setting, knowledge, standpoint, now, avoid or {})
     decision = policy.decide(view)
+    if decision.mode is Mode.IDLE and view.mode is Mode.ON_DEMAND and not _waits_long(setting, view, shown()):
+        decision = Decision(
+            Mode.ON_DEMAND, view.market, reason="no spot, and too little slack left to wait long for it"
+        )
     if (urgent := _last_moment(setting, standpoint, view)) is not None:
         decision = urgent
     decision = _sooner(setting, view, decision)
+    decision = _not_dearer(setting, view, decision)
+    decision = _ahead(setting, standpoint, view, decision)
+    decision = _cheaper(setting, standpoint, view, decision)
     decision = _within_budget(setting, standpoint, view, decision)
     return _advice(setting, standpoint, view, decision)
 
@@ -349,6 +366,13 @@ def _quote(place: Place, nodes: int, knowledge: Knowledge, now: datetime, avoid:
     return Quote(until <= now, _spot_usd(place, nodes))
 
 
+def _waits_long(setting: Setting, view: View, policy: Policy) -> bool:
+    """Whether a gang that is given back now would not be wanted again so soon that its new start costs more."""
+    long = max(_LONG_WAIT_S, 10 * setting.terms.overhead_s)
+    later = view._replace(now_s=view.now_s + long, mode=Mode.IDLE, loading_s=0.0)
+    return policy.decide(later).mode is not Mode.ON_DEMAND
+
+
 def _last_moment(setting: Setting, standpoint: Standpoint, view: View) -> Decision | None:
     """A gang on spot that does not come up, or saves nothing, must not use up the time that on-demand needs."""
     if view.mode is not Mode.SPOT:
@@ -378,6 +402,55 @@ def _sooner(setting: Setting, view: View, decision: Decision) -> Decision:
         return decision
     best = min(up, key=costs.__getitem__)
     return Decision(Mode.SPOT, best, inf, "spot is there for about the price of where it was")
+
+
+def _not_dearer(setting: Setting, view: View, decision: Decision) -> Decision:
+    """Where spot costs no less than on-demand, there is nothing to wait for."""
+    if view.mode is Mode.SPOT or decision.mode is Mode.ON_DEMAND:
+        return decision
+    fixed = view.market if view.mode is Mode.ON_DEMAND else _cheapest_fixed(setting, view)
+    usable = [index for index, place in enumerate(setting.places) if place.spot]
+    if any(_spot_cost(setting, view, index) < _fixed_cost(setting, view, fixed) for index in usable):
+        return decision
+    return Decision(Mode.ON_DEMAND, fixed, inf, "on-demand costs no more than spot")
+
+
+def _ahead(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Decision:
+    """Spot that is at risk is left while it lasts for spot of about the same price: the way there costs no time then.
+
+    It is not left for on-demand: the time for that is kept free all along, and the gang may not be taken at all.
+    """
+    stays = decision.mode is Mode.SPOT and decision.market == view.market
+    if not standpoint.at_risk or not standpoint.works or view.mode is not Mode.SPOT or not stays:
+        return decision
+    most = _spot_cost(setting, view, view.market) * _ABOUT
+    costs = {i: _spot_cost(setting, view, i) for i, quote in enumerate(view.quotes) if quote.up and i != view.market}
+    best = min(costs, key=costs.__getitem__, default=None)
+    if best is None or costs[best] > most:
+        return Decision(Mode.SPOT, view.market, decision.again_s, NOT_AHEAD)
+    return Decision(Mode.SPOT, best, inf, AHEAD)
+
+
+def _cheaper(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Decision:
+    """On demand that goes on is left for on-demand that is cheaper elsewhere, with the checkpoint's way there."""
+    slack = setting.terms.deadline_s - view.now_s - view.left_s
+    goes_on = decision.mode is Mode.ON_DEMAND and view.mode is Mode.ON_DEMAND and decision.market == view.market
+    known = standpoint.current is not None and _index(setting, standpoint.current) == view.market
+    if not goes_on or not known or not standpoint.works or slack < setting.terms.overhead_s:
+        return decision
+    best = _cheapest_fixed(setting, view)
+    stay = setting.terms.markets[view.market].on_demand_usd_hr * view.left_s / _HOUR_S
+    if best == view.market or _fixed_cost(setting, view, best) > stay * (1 - _WORTH_MOVING):
+        return decision
+    return Decision(Mode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, the way there included")
+
+
+def is_about_as_cheap(task: Task, offer: Offer, other: Offer) -> bool:
+    """Whether the whole work on the offer costs about as much as on the other, or less."""
+    lengths = run_time_on(task, offer), run_time_on(task, other)
+    one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour
+    two = _cost(other, lengths[1]) if lengths[0] and lengths[1] else other.rate.micros_per_hour
+    return one <= two * _ABOUT
 
 
 def _spot_cost(setting: Setting, view: View, index: int) -> float:
@@ -424,10 +497,11 @@ def _advice(setting: Setting, standpoint: Standpoint, view: View, decision: Deci
     at = None if again_s == inf else standpoint.submitted_at + timedelta(seconds=again_s)
     if mode is Mode.IDLE:
         return Advice(mode=mode, again_at=at, reason=reason)
-    if mode is view.mode and (mode is Mode.ON_DEMAND or market == view.market):
+    if mode is view.mode and market == view.market:
         return Advice(mode=mode, stay=True, again_at=at, reason=reason)
     if mode is Mode.SPOT:
         return Advice(mode=mode, offers=_spots(setting, view, market), again_at=at, reason=reason)
     order = sorted(range(len(setting.places)), key=lambda i: (i != market, _fixed_cost(setting, view, i)))
+    order = order[:1] if view.mode is Mode.ON_DEMAND else order  # a move is made to where it pays, or not at all
     fixed = [place.fixed for place in (setting.places[index] for index in order) if place.fixed is not None]
     return Advice(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

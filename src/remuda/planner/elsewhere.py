@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
-from remuda.costs.bill import Elsewhere, price_elsewhere
+from remuda.costs.elsewhere import Elsewhere, price_elsewhere
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
 from remuda.planner.work import MACHINE_START, estimate, shape_of

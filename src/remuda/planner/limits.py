@@ -16,6 +16,8 @@ class Limiter:
 
     def __init__(self, task: Task, situation: Situation, now: datetime) -> None:
         limits = task.limits
+        self._limits, self._to_do = limits, max(0.0, 1 - situation.done)
+        self._goes_on = task.checkpoint is not None
         deadline = deadline_of(task, situation.submitted_at or now)
         self._nodes = task.nodes
         self._left: Mapping[Limit, timedelta | None] = {
@@ -34,13 +36,15 @@ class Limiter:
             return
         for limit, length in ((Limit.DURATION, run_time), (Limit.DEADLINE, wall_time or run_time)):
             left = self._left[limit]
+            if limit is Limit.DURATION and left and length is not None and self._fits_whole(length, None):
+                continue
             if left is not None and length is not None and length > left:
                 yield limit, length / left if left else float("inf")
             elif limit is Limit.DEADLINE and self._past:
                 yield limit, float("inf")
-        floor = self._at_least(offer, cost)
-        if self._budget is not None and floor > self._budget:
-            yield Limit.BUDGET, floor.micros / self._budget.micros if self._budget.micros else float("inf")
+        floor, left_usd = self._at_least(offer, cost), self._budget
+        if left_usd is not None and floor > left_usd and not (left_usd.micros and self._fits_whole(None, cost)):
+            yield Limit.BUDGET, floor.micros / left_usd.micros if left_usd.micros else float("inf")
 
     def explain(
         self,
@@ -68,6 +72,19 @@ class Limiter:
             doubtful=run_time is not None and wall_time is None,
             broken=len(broken),
         )
+
+    def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
+        """Whether the limit was enough for the whole work, of which this is the rest, and the work goes on.
+
+        A rest that is longer than what is left of it then only says that work was lost. Estimates are too rough to end
+        a job for that, which may still be in time: the limit itself ends it when it is reached.
+        """
+        limits = self._limits
+        if not self._goes_on:
+            return False
+        if run_time is not None and limits.duration is not None:
+            return run_time <= limits.duration * self._to_do
+        return cost is not None and limits.budget is not None and cost.micros <= limits.budget.micros * self._to_do
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)

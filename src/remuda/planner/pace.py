@@ -78,13 +78,29 @@ def fit_notice(size: int, bytes_per_s: float, notice: timedelta, step: timedelta
     return Fit(needed=step + timedelta(seconds=size / bytes_per_s), notice=notice)
 
 
-def say_fit(task: Task, notice: timedelta) -> tuple[str, ...]:
-    """Whether a checkpoint of the stated size can be made durable within a place's notice; () where none is stated."""
+def fit_stated(task: Task, notice: timedelta) -> Fit | None:
+    """Whether a checkpoint as the task's author expects it fits into a notice; None where no size is stated."""
     if task.checkpoint is None or task.checkpoint.size_mib is None:
+        return None
+    step = task.checkpoint.step or timedelta(0)
+    return fit_notice(task.checkpoint.size_mib << 20, ASSUMED_BYTES_PER_S, notice, step)
+
+
+def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
+    """Whether a checkpoint of the stated size can be made durable within a place's notice; () where none is stated.
+
+    `notice` None: nobody says how long it is.
+    """
+    fit = fit_stated(task, notice or timedelta(0))
+    if fit is None or task.checkpoint is None or task.checkpoint.size_mib is None:
         return ()
-    fit = fit_notice(task.checkpoint.size_mib << 20, ASSUMED_BYTES_PER_S, notice)
     size, needed = format_memory(task.checkpoint.size_mib), format_duration(fit.needed)
-    how = f"a checkpoint of {size} takes {needed} at 1 Gbit/s (assumed)"
+    step = f" and a step of {format_duration(task.checkpoint.step)}" if task.checkpoint.step else ""
+    how = f"a checkpoint of {size} at 1 Gbit/s (assumed){step} takes {needed}"
+    if not step:
+        how += " and the step in hand, whose length `checkpoint.step` would say"
+    if notice is None:
+        return (f"{how}; no notice is known here: only the checkpoint before it is safe",)
     if fit.fits:
-        return (f"{how}, and the step in hand: within the notice of {format_duration(notice)}",)
-    return (f"{how}, longer than the notice of {format_duration(notice)}: only the one before it is safe then",)
+        return (f"{how}: within the notice of {format_duration(notice)}",)
+    return (f"{how}, longer than the notice of {format_duration(notice)}: only the one before it is safe",)

@@ -60,7 +60,7 @@ class Situation:
     submitted_at: datetime | None = None  # None: now
     avoid: Collection[str] = ()  # keys of offers that failed lately
     ran: timedelta = timedelta(0)  # running so far, counted against limits.duration
-    kept: timedelta | None = None  # of `ran`, what need not be done again; None: all, where the task has a checkpoint
+    done: float = 0.0  # share of the work that need not be done again, wherever it was done
     spent: Money = field(default_factory=Money)  # counted against limits.budget
     output_mib: int | None = None  # data that will leave the place at the end
     egress: Mapping[str, Money] = field(default_factory=dict)  # price per GB by provider, or "provider/region"

@@ -5,7 +5,7 @@ task can be kept.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import nsmallest
@@ -14,7 +14,7 @@ from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate, Money, format_duration
 from remuda.planner.limits import Limiter
-from remuda.planner.pace import say_fit
+from remuda.planner.pace import fit_stated, say_fit
 from remuda.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss, View
 from remuda.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
 from remuda.planner.work import estimate, shape_of, start_time
@@ -22,6 +22,18 @@ from remuda.planner.work import estimate, shape_of, start_time
 _LONG = timedelta.max
 _MIB = 1 << 20
 _GB = 10**9
+
+
+def warn_of_notices(task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]) -> tuple[str, ...]:
+    """Where a checkpoint of the stated size is not safe within the notice of spot, be its offers listed or not."""
+    spots = sorted({offer.provider for offer in offers if offer.purchase is Purchase.SPOT})
+    said: dict[str, list[str]] = {}
+    for name in spots:
+        notice = notices.get(name)
+        fit = fit_stated(task, notice or timedelta(0))
+        for text in say_fit(task, notice) if fit is not None and (notice is None or not fit.fits) else ():
+            said.setdefault(text, []).append(name)
+    return tuple(f"spot at {', '.join(names)}: {text}" for text, names in said.items())
 
 
 def rank(
@@ -57,7 +69,7 @@ def plan(
     per hour and then to the offer's key, so that equal questions have equal answers.
     """
     known = situation or Situation()
-    course = _Courses(task, _kept(task, known))
+    course = _Courses(task, known.done)
     limiter = Limiter(task, known, now)
     kept: list[_Scored] = []
     rejected: Counter[Limit] = Counter()
@@ -83,6 +95,15 @@ def plan(
     )
 
 
+def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:
+    """Where an offer comes in the order of `plan` by cost, limits aside: what sorts first is the better.
+
+    The whole work is counted, so that places of one task with other wishes compare, whatever was done where before.
+    """
+    course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
+    return lambda offer: order(_score(task, offer, course(offer), Situation()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
     """What is expected of every offer of one shape: all but the price."""
@@ -96,30 +117,23 @@ class _Course:
 class _Courses:
     """Courses by shape: a catalog has many prices for few shapes, so each is worked out once."""
 
-    def __init__(self, task: Task, kept: timedelta) -> None:
+    def __init__(self, task: Task, done: float) -> None:
         self._task = task
-        self._kept = kept
+        self._done = done
         self._known: dict[tuple[object, ...], _Course] = {}
 
     def __call__(self, offer: Offer) -> _Course:
         shape = shape_of(offer)
         course = self._known.get(shape)
         if course is None:
-            course = self._known[shape] = _expect(self._task, offer, self._kept)
+            course = self._known[shape] = _expect(self._task, offer, self._done)
         return course
 
 
-def _kept(task: Task, known: Situation) -> timedelta:
-    """Work that is done and saved. An estimate of the whole must not rule out the rest of an interrupted job."""
-    if known.kept is not None:
-        return known.kept
-    return known.ran if task.checkpoint is not None else timedelta(0)
-
-
-def _expect(task: Task, offer: Offer, kept: timedelta) -> _Course:
+def _expect(task: Task, offer: Offer, done: float) -> _Course:
     estimated = estimate(task, offer)
     start = start_time(offer)
-    run = None if estimated.run_time is None else max(timedelta(0), estimated.run_time - kept)
+    run = None if estimated.run_time is None else estimated.run_time * (1 - done)
     if offer.purchase is not Purchase.SPOT:
         return _Course(run_time=run, wall_time=None if run is None else start + run, loss=None, notes=estimated.notes)
     per_hour = SPOT_PREEMPTIONS_PER_HOUR * task.nodes
@@ -226,9 +240,8 @@ def _placement(task: Task, scored: _Scored, known: Situation, now: datetime) -> 
     available = _is_available(task, offer)
     notes = [] if available else [f"{offer.capacity} of {task.nodes} nodes free now"]
     notes += course.notes
-    notice = known.notices.get(offer.provider)
-    if offer.purchase is Purchase.SPOT and notice is not None:
-        notes += say_fit(task, notice)
+    if offer.purchase is Purchase.SPOT:
+        notes += say_fit(task, known.notices.get(offer.provider))
     price = egress_price(offer, known)
     if known.output_mib is not None and scored.egress is None:
         notes.append("egress price unknown, not in the total")

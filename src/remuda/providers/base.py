@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 
 from remuda.domain.messages import AgentCalls
 from remuda.domain.offers import Offer
-from remuda.domain.places import Hold, Host
+from remuda.domain.places import Hold, Host, VolumePlace
 from remuda.domain.tasks import NetworkNeed, Scalar, Task, Volume
 from remuda.domain.units import HourlyRate
 from remuda.providers.notices import NoticeSource
@@ -59,7 +59,6 @@ class Feature(StrEnum):
     SELF_END = "self-end"  # a node ends itself when the control plane is lost
     CAPACITY = "capacity"  # says how much is free
     NOTICE = "notice"  # warns before it takes a node back
-    MEMORY_LIMIT = "memory-limit"
 
 
 class SettingKind(StrEnum):
@@ -194,6 +193,25 @@ class SharesHosts(Protocol):
     """A provider whose hosts carry several jobs; the control plane keeps the books of who holds what."""
 
     async def hosts(self) -> Sequence[Host]: ...
+
+
+@runtime_checkable
+class HoldsVolumes(Protocol):
+    """A provider whose named volumes can be had only where they lie; a task that names one is placed there."""
+
+    async def volumes(self) -> Sequence[VolumePlace]:
+        """Those that exist. Raises TryAgain, Refused."""
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A provider of several clusters, regions or hosts; those that answer are offered, whoever else is silent."""
+
+    def silent(self) -> Sequence[str]:
+        """Which of them `offers` did not hear when it was last asked, each with the reason.
+
+        What fits nowhere may fit there: no job is given up because of them. Where none answers `offers` raises.
+        """
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from types import ModuleType
 
@@ -39,7 +40,9 @@ ENABLED = Setting(
 )
 _GROUP = "remuda.providers"
 _MARK = "on-by-default"
-_NOT_PROVIDERS = frozenset({"base", "batch", "contract", "hosts", "notices", "objections", "prices", "registry"})
+_NOT_PROVIDERS = frozenset(
+    {"base", "batch", "contract", "hosts", "notices", "objections", "prices", "registry", "settings"}
+)
 
 
 class BadSettings(ProviderError):
@@ -190,9 +193,10 @@ def _row(setting: Setting) -> str:
 
 def _check(provider: str, setting: Setting, value: Scalar) -> Scalar:
     where = f"[providers.{provider}] {setting.name}"
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     match setting.kind:
         case SettingKind.TEXT:
+            value = str(value) if number else value  # `account = 1234`; one rate where several may stand
             good = isinstance(value, str)
         case SettingKind.FLAG:
             good = isinstance(value, bool)

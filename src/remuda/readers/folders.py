@@ -57,4 +57,13 @@ class LitData:
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
-        return self._data[index]
+        return _own(self._data[index])
+
+
+def _own(value: Any) -> Any:
+    """Bytes come as views of the chunk's memory: copied, they outlive it and can go to another process."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, dict):
+        return {name: _own(each) for name, each in value.items()}
+    return type(value)(map(_own, value)) if type(value) in (list, tuple) else value

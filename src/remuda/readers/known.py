@@ -1,5 +1,6 @@
 """The formats by name, each with its reader and what has to be installed for it."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ def open_samples(where: str, **options: Any) -> Any:
     """
     name, _, path = where.partition(":")
     if name not in READERS or not path:
-        raise ValueError(f"{where!r} is not NAME:path with a NAME of {', '.join(READERS)}")
+        close = get_close_matches(name, READERS, n=1) if path else []
+        hint = f"; did you mean {close[0]}:{path}?" if close else ""
+        raise ValueError(f"{where!r} is not NAME:path with a NAME of {', '.join(READERS)}{hint}")
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no {path}")
     module, reader, needs = READERS[name]
@@ -37,5 +40,6 @@ def open_samples(where: str, **options: Any) -> Any:
         except ModuleNotFoundError as error:
             if error.name != package:
                 raise
-            raise ImportError(f"the reader of {name} needs {package}, which is not installed") from error
+            wheel = {"PIL": "pillow"}.get(package, package)
+            raise ImportError(f"the reader of {name} needs {package}: pip install {wheel}") from error
     return getattr(import_module(f"remuda.readers.{module}"), reader)(path, **options)

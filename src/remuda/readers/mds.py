@@ -70,14 +70,31 @@ def _read(encoding: str, data: bytes) -> Any:
         return int(np.frombuffer(data, "<i8")[0])
     if kind in NUMBERS:
         return np.frombuffer(data, kind)[0].item()
-    if kind in ("jpeg", "png"):
+    if kind in ("jpeg", "png", "jpeg_array", "jpegarray"):
         return decode_image(data)
     if kind == "json":
         return decode(kind, data)
-    if kind == "ndarray" and ":" in rest:
-        dtype, _, shape = rest.partition(":")
-        return np.frombuffer(data, dtype).reshape([int(n) for n in shape.split(",")]).copy()
+    if kind in ("str_int", "str_float"):
+        return int(data) if kind == "str_int" else float(data)
+    if kind == "ndarray":
+        return _array(data, *rest.partition(":")[::2])
     raise ValueError(f"a column of MDS encoded as {encoding!r} is not read here")
+
+
+def _array(data: bytes, dtype: str, dimensions: str) -> Any:
+    """Where type or shape are not the whole column's, they stand in front: a byte with signedness (1: signed, 2: float)
+    and bits, then one with the number of dimensions and the size of each of them, as a power of two bytes."""
+    place = 0
+    if not dtype:
+        kind, bits = ("uint", "int", "float")[data[0] & 3], data[0] & ~3
+        dtype, place = f"{kind}{bits}", 1
+    if dimensions:
+        shape = [int(n) for n in dimensions.split(",")]
+    else:
+        count, size = data[place] >> 2, 1 << (data[place] & 3)
+        shape = np.frombuffer(data, f"<u{size}", count, place + 1).tolist()
+        place += 1 + count * size
+    return np.frombuffer(data, dtype, offset=place).reshape(shape).copy()
 
 
 def write_shards(samples: Iterable[Any], folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> int:

@@ -63,6 +63,7 @@ def parse_example(data: bytes) -> dict[str, list[bytes] | list[float] | list[int
     for _, features in _fields(data):
         for _, entry in _fields(features):
             pair = dict(_fields(entry))
+            found[pair[1].decode()] = []  # a feature may be there without a value
             for kind, values in _fields(pair.get(2, b"")):
                 found[pair[1].decode()] = _values(kind, values)
     return found

@@ -1,12 +1,14 @@
 """Whose turn it is: the queue's order and what may start now, as a plan that is a value. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from remuda.domain.jobs import Job
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold, Host
 from remuda.scheduler.packing import Owner, holds_across, hosts_of
+from remuda.scheduler.pools import count_left, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,15 +18,16 @@ class Waiting:
     job: Job
     gang: str
     offers: tuple[Offer, ...]
+    avoid: frozenset[str] = frozenset()  # names of shared hosts that failed it lately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What there is now. `used` counts the nodes that were placed on an offer since its capacity was told."""
+    """What there is now. `used` is the part of each pool that was given away since the capacity was told."""
 
     hosts: Sequence[Host] = ()
     holds: Sequence[Hold] = ()
-    used: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str, Fraction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +48,6 @@ class Stay:
     behind: tuple[str, ...]
 
 
-def in_order(jobs: Iterable[Job]) -> list[Job]:
-    """Higher priority first, then who was submitted first."""
-    return sorted(jobs, key=lambda job: (-job.task.priority, job.id))
-
-
 class Turns:
     """Decides for one waiting job after the other, in the queue's order, whether and where it starts.
 
@@ -63,42 +61,45 @@ class Turns:
         self._used = dict(capacity.used)
         self.blocked: set[str] = set()  # the places that a job waits for
 
-    def decide(self, turn: Waiting) -> Place | Stay:
-        """The next job's turn; placing it counts for those after it."""
-        placed = self._place(turn)
+    def decide(self, turn: Waiting, *others: Waiting) -> Place | Stay:
+        """The next job's turn; placing it counts for those after it. `others`: what else will do, tried in order."""
+        choices = (turn, *others)
+        placed = next((found for each in choices if (found := self._place(each)) is not None), None)
         if placed is None:
-            behind = tuple(dict.fromkeys(place_of(offer) for offer in turn.offers))
+            offers = [offer for each in choices for offer in each.offers]
+            behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
             earlier = all(place in self.blocked for place in behind)
-            self.blocked.update(behind, *(self._lanes(offer) for offer in turn.offers))
+            self.blocked.update(*(self._lanes(offer, each.avoid) for each in choices for offer in each.offers))
             return Stay(job=turn.job, reason=_reason(behind, earlier), behind=behind)
         self._holds += placed.holds
-        self._used[placed.offer.key] = self._used.get(placed.offer.key, 0) + turn.job.task.nodes
+        take(self._used, placed.offer, turn.job.task.nodes)
         return placed
+
+    def can_start(self, turn: Waiting) -> bool:
+        """Whether the job would be placed if it were its turn now; it is not."""
+        return self._place(turn) is not None
 
     def _place(self, turn: Waiting) -> Place | None:
         task = turn.job.task
         owner = Owner(gang=turn.gang, project=turn.job.project)
+        hosts = [host for host in self._hosts if host.name not in turn.avoid] if turn.avoid else self._hosts
         for offer in turn.offers:
-            if not self.blocked.isdisjoint(self._lanes(offer)):
+            if not self.blocked.isdisjoint(self._lanes(offer, turn.avoid)):
                 continue
             if not offer.shared:
-                if offer.capacity is None or offer.capacity - self._used.get(offer.key, 0) >= task.nodes:
+                left = count_left(offer, self._used)
+                if left is None or left >= task.nodes:
                     return Place(job=turn.job, offer=offer)
                 continue
-            mine = holds_across(task, offer, self._hosts, self._holds, owner)
+            mine = holds_across(task, offer, hosts, self._holds, owner)
             if mine is not None:
                 return Place(job=turn.job, offer=offer, holds=mine)
         return None
 
-    def _lanes(self, offer: Offer) -> set[str]:
-        """Every place that a job for this offer waits for: of a group, each of its hosts."""
-        return {place_of(offer), *(host.name for host in (hosts_of(offer, self._hosts) if offer.shared else ()))}
-
-
-def plan_turns(waiting: Iterable[Waiting], capacity: Capacity) -> list[Place | Stay]:
-    """All turns at once, as a plan."""
-    turns = Turns(capacity)
-    return [turns.decide(turn) for turn in waiting]
+    def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
+        """Every place that a job for this offer waits for: of a group, each of its hosts but those that it avoids."""
+        hosts = hosts_of(offer, self._hosts) if offer.shared else ()
+        return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
 
 def place_of(offer: Offer) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remuda.domain.tasks import Scalar, Task
-from remuda.spec.peers.detect import Dialect, find_dialect
+from remuda.spec.peers.detect import Dialect, find_dialect, may_be_skypilot
 from remuda.spec.peers.kept import Kept, Translation
 from remuda.spec.problems import Mark, Notes, Problem, SpecError
 
@@ -53,7 +53,7 @@ def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datet
     """
     file = Path(path)
     text = _read(file)
-    found = parse_file(text, file=str(path), params=params, now=now)
+    found = _parse(text, str(path), params, now, to_run=True)
     task = _make_ready(found, Notes(str(path), text.removeprefix("\ufeff"), now))
     loaded = LoadedTask(task=task, text=text, folder=file.resolve().parent, source=found)
     _check_uses(loaded.folder, task, str(path))
@@ -80,7 +80,7 @@ def parse_task(
 
     Another tool's file must ask for nothing that is only kept. Raises SpecError with every problem.
     """
-    return _make_ready(parse_file(text, file=file, params=params, now=now), Notes(file, text, now))
+    return _make_ready(_parse(text, file, params, now, to_run=True), Notes(file, text, now))
 
 
 def _make_ready(found: Translation, notes: Notes) -> Task:
@@ -106,7 +106,11 @@ def parse_file(
     now: datetime | None = None,
 ) -> Translation:
     """What `text` means, whichever tool it was written for. Raises SpecError with every problem."""
-    from remuda.spec.tree import check_single, compose_all
+    return _parse(text, file, params, now, to_run=False)
+
+
+def _parse(text: str, file: str, params: Mapping[str, Scalar], now: datetime | None, *, to_run: bool) -> Translation:
+    from remuda.spec.tree import compose_all
 
     text = text.removeprefix("\ufeff")
     notes = Notes(file, text, now)
@@ -114,19 +118,35 @@ def parse_file(
     dialect = find_dialect(documents)
     if dialect is not Dialect.REMUDA:
         return _parse_other(dialect, documents, notes, file, params)
+    theirs = not len(notes) and may_be_skypilot(documents)
+    try:
+        task = _parse_own(documents, notes, file, params)
+    except SpecError:
+        # No key says whose it is, and as ours it is wrong: it may be right as SkyPilot's.
+        found = _try_skypilot(documents, Notes(file, text, now), params) if theirs else None
+        if found is None or (to_run and found.refused):
+            raise
+        return found
+    return Translation(kind=Dialect.REMUDA, what="task", tasks=(task,))
+
+
+def _try_skypilot(documents: "Sequence[Node]", notes: Notes, params: Mapping[str, Scalar]) -> Translation | None:
+    try:
+        return _parse_other(Dialect.SKYPILOT, documents, notes, notes.file, params)
+    except SpecError:
+        return None
+
+
+def _parse_own(documents: "Sequence[Node]", notes: Notes, file: str, params: Mapping[str, Scalar]) -> Task:
+    from remuda.spec.fields.params import read_params, substitute
+    from remuda.spec.fields.task import TASK
+    from remuda.spec.problems import slug
+    from remuda.spec.tree import MapNode, check_single
+
     root = check_single(documents, notes) if documents else None
     if root is None:
         notes.check()
         raise AssertionError("a file without a tree has a problem")
-    return Translation(kind=Dialect.REMUDA, what="task", tasks=(_parse_own(root, notes, file, params),))
-
-
-def _parse_own(root: "Node", notes: Notes, file: str, params: Mapping[str, Scalar]) -> Task:
-    from remuda.spec.fields.params import read_params, substitute
-    from remuda.spec.fields.task import TASK
-    from remuda.spec.problems import slug
-    from remuda.spec.tree import MapNode
-
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
         # The declarations themselves are read as they stand.
@@ -148,9 +168,11 @@ def _parse_other(
     from remuda.spec.tree import compose_all
 
     repeated: list[ScalarNode] = []
-    if dialect is Dialect.DSTACK and len(notes):  # for dstack the last of two equal keys counts
+    if dialect is Dialect.DSTACK:
         notes = Notes(file, notes.text, notes.now)
         documents = compose_all(notes.text, notes, repeated=repeated)
+        if not documents:
+            notes.check()
     for name in params:
         hint = f"delete it, or change the variable in the file: a {dialect} file has no parameters"
         notes.outside(f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint)

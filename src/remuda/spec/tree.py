@@ -53,12 +53,6 @@ class ListNode:
 Node = ScalarNode | MapNode | ListNode
 
 
-def compose(text: str, notes: Notes) -> Node | None:
-    """The tree of `text`, or None after the reason was noted. Problems that leave a tree are noted too."""
-    documents = compose_all(text, notes)
-    return check_single(documents, notes) if documents else None
-
-
 def check_single(documents: "Sequence[Node]", notes: Notes) -> Node | None:
     """The only document; None after its follower was noted, where there is one."""
     if len(documents) > 1:
@@ -71,7 +65,8 @@ def check_single(documents: "Sequence[Node]", notes: Notes) -> Node | None:
 def compose_all(text: str, notes: Notes, *, repeated: "list[ScalarNode] | None" = None) -> "tuple[Node, ...]":
     """The trees of all documents in `text`, () after the reason was noted.
 
-    With `repeated`, a key that is there twice is no problem: the last one counts, as in PyYAML, and the list gets it.
+    With `repeated` it is read as PyYAML's own loader does, which knows nothing of libyaml: a key that is there twice
+    is no problem, the last one counts and the list gets it; and a tab between words is one.
     """
     if len(text) > MAX_CHARACTERS:
         notes.outside(notes.file, f"the file has {len(text):,} characters", expected=f"at most {MAX_CHARACTERS:,}")
@@ -80,7 +75,7 @@ def compose_all(text: str, notes: Notes, *, repeated: "list[ScalarNode] | None" 
         return ()
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = yaml.SafeLoader if repeated is not None else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return tuple(_Composer(yaml.parse(text, Loader=loader), notes, repeated).documents())
     except yaml.MarkedYAMLError as error:
@@ -289,6 +284,7 @@ def _mark(event: "Event") -> Mark:
 
 # What libyaml and PyYAML say -> what it means to the author, and what to do.
 _EXPLAINED = (
+    ("tab between", "a tab stands where a space must", "use a space, or delete it at the end of the line"),
     ("tab", "a tab cannot indent YAML", "use spaces, two for each level"),
     ("cannot start any token", "this character cannot begin a value", "put the value in quotes"),
     ("mapping values are not allowed", "a colon where no key can be", "check the indentation, or quote the text"),
@@ -318,8 +314,10 @@ def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
         mark = Mark(line=last + 1, column=len(notes.lines[last]) + 1)
     line = notes.lines[mark.line - 1]
     problem = str(error.problem)
-    if line[mark.column - 1 : mark.column] == "\t" or "\t" in line[: len(line) - len(line.lstrip())]:
+    if "\t" in line[: len(line) - len(line.lstrip())]:
         problem = "tab"
+    elif line[mark.column - 1 : mark.column] == "\t":
+        problem = "tab between"
     message, suggestion = problem, ""
     for fragment, meaning, remedy in _EXPLAINED:
         if fragment in problem:

@@ -15,9 +15,11 @@ def describe_task(task: Task) -> list[tuple[str, str]]:
         ("runs", _run(task)),
         ("on", describe_nodes(task)),
         ("where", _where(task.resources)),
+        *_others(task.resources),
+        ("checked", _check(task.resources)),
         ("folder", _workdir(task.workdir)),
-        ("inputs", ", ".join(f"{each.source} as {each.target}{_pipe(each)}" for each in task.inputs)),
-        ("outputs", ", ".join(f"{each.source} to {each.target}" for each in task.outputs)),
+        ("inputs", ", ".join(f"{each.source} as {each.target}{_how(each)}" for each in task.inputs)),
+        ("outputs", ", ".join(f"{each.source} to {each.target}{_how(each)}" for each in task.outputs)),
         ("volumes", ", ".join(f"{each.source} at {each.path}{_mode(each)}" for each in task.volumes)),
         ("params", ", ".join(f"{name}={_scalar(value)}" for name, value in task.params.items())),
         ("secrets", ", ".join(task.secrets)),
@@ -58,7 +60,8 @@ def _needs(need: Resources) -> str:
     if need.accelerators:
         parts.append(listed(describe_accelerator(each) for each in need.accelerators))
     if need.cpus_min is not None or need.cpus_max is not None:
-        parts.append(_range(need.cpus_min, need.cpus_max, lambda value: f"{value:g}") + " CPUs")
+        noun = "CPU" if (need.cpus_min if need.cpus_max is None else need.cpus_max) == 1 else "CPUs"
+        parts.append(f"{_range(need.cpus_min, need.cpus_max, lambda value: f'{value:g}')} {noun}")
     if need.memory_min_mib is not None or need.memory_max_mib is not None:
         parts.append(_between(need.memory_min_mib, need.memory_max_mib) + " of memory")
     if need.disk_gib is not None or need.disk_type is not None:
@@ -94,6 +97,19 @@ def _where(need: Resources) -> str:
     return f"{places}{regions}, {spot}{price}"
 
 
+def _others(need: Resources) -> list[tuple[str, str]]:
+    """The other wishes that will do."""
+    word = "else" if need.ordered else "or"
+    return [(word, f"{_needs(each)}, {_where(each)}") for each in need.any_of[1:]]
+
+
+def _check(need: Resources) -> str:
+    if need.check is None:
+        return ""
+    link = f", and {need.check.link_mbps / 1000:g} Gbit/s between nodes" if need.check.link_mbps else ""
+    return f"at boot: GPUs with at least {need.check.share:.0%} of their data sheet{link}"
+
+
 def _run(task: Task) -> str:
     lines = [line.strip() for line in task.run.strip().splitlines()]
     if not lines:
@@ -103,7 +119,9 @@ def _run(task: Task) -> str:
     return first + more + _image(task) + (", after its setup" if task.setup else "")
 
 
-def _pipe(item: Transfer) -> str:
+def _how(item: Transfer) -> str:
+    if item.every is not None:
+        return f" (every {_length(item.every)} too)"
     return " (streamed)" if item.stream else ""
 
 

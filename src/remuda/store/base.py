@@ -99,6 +99,26 @@ class JobSummary:
     spent: Money
 
 
+def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
+    """The summary of a job that is known whole."""
+    return JobSummary(
+        id=job.id,
+        project=job.project,
+        name=job.name,
+        user=job.user,
+        phase=job.phase,
+        reason=job.reason,
+        priority=job.task.priority,
+        submitted_at=job.submitted_at,
+        since=job.since,
+        ended_at=job.ended_at,
+        attempt=job.attempt,
+        exit_code=job.exit_code,
+        place=place,
+        spent=spent,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """Some summaries, newest first, and the cursor of the next page (None: no more)."""

@@ -1,6 +1,7 @@
 """Blobs by the SHA-256 of their bytes, as files; frozen working folders are made of them. Methods block on the disk."""
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -140,6 +141,23 @@ class BlobStore:
         if not _HASH.fullmatch(name):
             raise Mismatch(f"expected a SHA-256 in 64 lower-case hexadecimal digits, not {name!r}")
         return self._root / name[:2] / name
+
+
+def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: datetime) -> int:
+    """Remove what is older and of no frozen working folder that a job has; return the bytes that became free.
+
+    Nothing is removed where a manifest that a job has cannot be understood.
+    """
+    wanted = set(snapshots)
+    for name in snapshots:
+        try:
+            with blobs.open(name) as file:
+                wanted |= {entry["sha256"] for entry in json.load(file)["files"] if "sha256" in entry}
+        except NotFound:
+            continue  # its parts are of no use without it
+        except (ValueError, KeyError, TypeError):
+            return 0
+    return blobs.sweep(wanted, older_than=older_than)
 
 
 class BlobWriter:

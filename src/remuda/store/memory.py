@@ -14,7 +14,7 @@ from remuda.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, N
 from remuda.domain.markets import Observation, Sight, Tally
 from remuda.domain.places import Hold, Host
 from remuda.domain.units import Money
-from remuda.store.base import Changes, Conflict, JobSummary, NotFound, Page, Secret, Stale
+from remuda.store.base import Changes, Conflict, JobSummary, NotFound, Page, Secret, Stale, summarize
 from remuda.store.documents import check_readable, plain, storable_attempt, storable_event, storable_job, storable_node
 from remuda.store.places import check_hold
 
@@ -230,22 +230,7 @@ class MemoryStore:
         )
 
     def _summary(self, job: Job) -> JobSummary:
-        return JobSummary(
-            id=job.id,
-            project=job.project,
-            name=job.name,
-            user=job.user,
-            phase=job.phase,
-            reason=job.reason,
-            priority=job.task.priority,
-            submitted_at=job.submitted_at,
-            since=job.since,
-            ended_at=job.ended_at,
-            attempt=job.attempt,
-            exit_code=job.exit_code,
-            place=self._place.get(job.id),
-            spent=Money(self._spent.get(job.id, 0)),
-        )
+        return summarize(job, self._place.get(job.id), Money(self._spent.get(job.id, 0)))
 
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]:
         counts: dict[JobPhase, int] = {}

@@ -33,19 +33,6 @@ except ModuleNotFoundError as error:
     raise ImportError(f"remuda.train needs {error.name}: pip install 'remuda[train]'") from error
 
 __all__ = [
-    "AGAIN",
-    "Data",
-    "Meter",
-    "OutOfMemory",
-    "Plan",
-    "Run",
-    "Source",
-    "StepRecord",
-    "Tensors",
-    "Tracker",
-    "observers",
-    "open_source",
-    "open_tracker",
-    "register_reader",
-    "track",
-]
+    "AGAIN", "Data", "Meter", "OutOfMemory", "Plan", "Run", "Source", "StepRecord", "Tensors", "Tracker", "observers",
+    "open_source", "open_tracker", "register_reader", "track",
+]  # fmt: skip

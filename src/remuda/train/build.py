@@ -81,7 +81,8 @@ def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline
     if limit is not None:
         for optimizer in optimizers if scaler is not None else ():
             scaler.unscale_(optimizer)
-        norm = clip((p for o in optimizers for group in o.param_groups for p in group["params"]), limit, pipeline)
+        over = None if pipeline is None else pipeline.group
+        norm = clip((p for o in optimizers for group in o.param_groups for p in group["params"]), limit, over)
     for optimizer in optimizers:
         optimizer.step() if scaler is None else scaler.step(optimizer)
     if scaler is not None:

@@ -1,7 +1,6 @@
 """Where each step's time goes on this rank, for whoever listens: tables, trackers, profiles."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -24,6 +23,22 @@ class StepRecord:
 Listener = Callable[[StepRecord], None]
 
 
+class Part:
+    """One part of the step at hand; the same object each time, since steps are short. `begun` is 0 outside of it."""
+
+    __slots__ = ("_clock", "_name", "begun")
+
+    def __init__(self, clock: "Clock", name: str) -> None:
+        self._clock, self._name, self.begun = clock, name, 0.0
+
+    def __enter__(self) -> None:
+        self.begun = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._clock.parts[self._name] += perf_counter() - self.begun
+        self.begun = 0.0
+
+
 class Clock:
     """Times the parts of the step at hand. A listener is called with each step's record when the next one begins."""
 
@@ -31,8 +46,9 @@ class Clock:
         self.listeners: list[Listener] = []
         self._rank = rank
         self._began = 0.0
-        self._parts = dict.fromkeys(PARTS, 0.0)
+        self.parts = dict.fromkeys(PARTS, 0.0)
         self._record: StepRecord | None = None
+        self._named = {name: Part(self, name) for name in PARTS}
 
     def begin(self, step: int, samples: int) -> None:
         now = perf_counter()
@@ -46,25 +62,17 @@ class Clock:
         if record is None:
             return
         record.seconds = (perf_counter() if now is None else now) - self._began
-        record.parts = self._parts
-        self._parts = dict.fromkeys(PARTS, 0.0)
+        record.parts = self.parts
+        self.parts = dict.fromkeys(PARTS, 0.0)
         for listener in self.listeners:
             listener(record)
 
     def forget(self) -> None:
         """There is no step at hand after all."""
-        self._record, self._parts = None, dict.fromkeys(PARTS, 0.0)
+        self._record, self.parts = None, dict.fromkeys(PARTS, 0.0)
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        begun = perf_counter()
-        try:
-            yield
-        finally:
-            self._parts[name] += perf_counter() - begun
-
-    def add(self, name: str, seconds: float) -> None:
-        self._parts[name] += seconds
+    def part(self, name: str) -> Part:
+        return self._named[name]
 
     def note(self, **values: object) -> None:
         if self._record is not None:

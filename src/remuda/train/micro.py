@@ -11,7 +11,14 @@ NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_
 
 
 class OutOfMemory(RuntimeError):
-    """One sample at a time does not fit, or a rank of a model that is split ran out alone."""
+    """One sample at a time does not fit, or a rank of a model that is split ran out alone.
+
+    `fits`: the micro-batch to go on with, by its key; {} where there is none.
+    """
+
+    def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
+        super().__init__(text)
+        self.fits = fits or {}
 
 
 class Meter(Protocol):
@@ -52,10 +59,11 @@ class Micro:
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether this is an allocation that failed, by type or, as libraries say it, by its words."""
+    """Whether this is an allocation that failed, or came of one: by type or, as libraries say it, by its words."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return said or (error.__cause__ is not None and is_no_memory(error.__cause__))  # a pipeline's stage wraps it
 
 
 def find(

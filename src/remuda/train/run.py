@@ -6,7 +6,6 @@ the micro-batch is not, so the number and kind of devices may change from one at
 """
 
 import atexit
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,7 @@ from remuda.train.build import Builder, make_optimizer, update
 from remuda.train.checkpoint.keeper import LEAVE, SAVE, Keeper
 from remuda.train.checkpoint.notice import AGAIN
 from remuda.train.clock import Clock
-from remuda.train.data import Batch, Data, open_source
-from remuda.train.data.stream import Share, move
+from remuda.train.data import Batch, Data, Share, move, open_source
 from remuda.train.parallel.shard import Wishes
 from remuda.train.plan import Plan
 from remuda.train.progress import Progress
@@ -47,22 +45,14 @@ class Run:
     """
 
     def __init__(
-        self,
-        folder: "str | Path | None" = None,
-        *,
-        plan: "Plan | str | Path" = "auto",
-        seed: int = 0,
-        device: str = "auto",
-        save_every: "float | str" = "auto",
-    ) -> None:
+        self, folder: "str | Path | None" = None, *, plan: "Plan | str | Path" = "auto", seed: int = 0,
+        device: str = "auto", save_every: "float | str" = "auto",
+    ) -> None:  # fmt: skip
         self._builder = Builder(plans.read(os.environ.get("REMUDA_TRAIN_PLAN") or plan), seed)
         self.seed, self._state = seed, State()
         self.world = World(device)
-        self.keeper = Keeper(
-            str(folder or os.environ.get("REMUDA_CHECKPOINT_DIR") or "checkpoints"), self.world, save_every
-        )
-        self.clock = Clock(self.world.rank)
-        self.progress = Progress(self.world)
+        self.keeper = Keeper(folder or os.environ.get("REMUDA_CHECKPOINT_DIR") or "checkpoints", self.world, save_every)
+        self.clock, self.progress = Clock(self.world.rank), Progress(self.world)
         self.clock.listeners.append(self.progress.hear)
         self.optimizers: list[Any] = []
         self._gradients: Gradients | None = None
@@ -89,14 +79,10 @@ class Run:
         return self._state.micro.size
 
     def model(
-        self,
-        build: Callable[[], nn.Module] | None = None,
-        *,
-        stages: Sequence[Callable[[], nn.Module]] = (),
-        blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None,
-        tensor_plan: dict[str, Any] | None = None,
+        self, build: Callable[[], nn.Module] | None = None, *, stages: Sequence[Callable[[], nn.Module]] = (),
+        blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None, tensor_plan: dict[str, Any] | None = None,
         meta: bool = False,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Build the model and put it onto the ranks; the result is the user's own module.
 
         Args:
@@ -141,12 +127,12 @@ class Run:
         if self._resumed:
             return False
         self._resumed = True
-        facts = self.keeper.resume(self._ready().placed.model, self.optimizers)
-        if facts is None:
-            return False
-        self._state.from_facts(facts, self._builder.numbers)
-        log.info("resumed at step %d", self.steps)
-        return True
+        facts = self.keeper.resume(self._ready().placed.model, self.optimizers, self.plan.to_json())
+        if facts is not None:
+            self._state.from_facts(facts, self._builder.numbers)
+            log.info("resumed at step %d", self.steps)
+        self._state.micro.known.update(self.keeper.fits)
+        return facts is not None
 
     def batches(self, data: Data, *, epochs: float) -> Iterator[Any]:
         """This rank's batches, until `epochs` passes over the data have been made in all.
@@ -155,11 +141,12 @@ class Run:
         """
         self.resume()
         until = int(epochs * len(data.source))
+        until -= (until - data.position) % data.global_batch  # the rest is less than a batch, and not read
         share = Share(self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch)
         if data.position + data.global_batch > until:
             return
         plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
-        self.progress.begin(data.position, until)
+        self.progress.begin(data.position, until, len(data.source))
         stream = data.read(share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch)
         try:
             while True:
@@ -185,19 +172,18 @@ class Run:
         `loss(part)` gets a part of the batch, in the batch's shape, and returns the mean loss of its samples. It may be
         called again for the same samples, when a rank ran out of memory.
         """
-        return self._ready().add(loss, self._shared(batch), self._step_seed(), self.optimizers)
+        return self._add(self._ready().add, loss, batch)
 
     def pipeline(self, loss: PairLoss, batch: Any) -> Any:
         """As `accumulate`, for any plan: a batch is (input, target), and `loss(output, target)` the mean of it."""
-        return self._ready().add_pipelined(loss, self._shared(batch), self._step_seed(), self.optimizers)
+        return self._add(self._ready().add_pipelined, loss, batch)
 
     def step(self, *optimizers: Any, clip: float | None = None) -> Any:
         """Update the parameters, with gradients clipped to the norm `clip`; returns the norm before, if clipped."""
         with self.clock.part("checkpoint"):
             self.keeper.join()
         with self.clock.part("optimizer"):
-            group = pipeline.group if (pipeline := self._ready().placed.pipeline) is not None else None
-            norm = update(optimizers, self._builder.numbers.scaler, clip, group)
+            norm = update(optimizers, self._builder.numbers.scaler, clip, self._ready().placed.pipeline)
         if self._batch is not None and self._reading is not None:
             self._state.steps += 1
             self._reading.position += self._batch.total
@@ -210,9 +196,8 @@ class Run:
 
     def save(self, *, wait: bool = False) -> bool:
         """Save now; with `wait`, whether it is safe. To be called on all ranks at the same place."""
-        facts = self._state.to_facts(self._builder.numbers, self.plan)
         with self.clock.part("checkpoint"):
-            return self.keeper.save(self.steps, self._ready().placed.model, self.optimizers, facts, wait=wait)
+            return self.keeper.save(self.steps, self._ready().placed.model, self.optimizers, self._facts, wait=wait)
 
     def close(self) -> None:
         """Finish what is being saved and leave the other ranks in order. To be called on all ranks, or on none."""
@@ -227,8 +212,8 @@ class Run:
 
     def _between(self) -> None:
         """After each step: leave, save, or go on, as all ranks have agreed."""
-        said = self._ready().said
-        if said == LEAVE:
+        if (said := self._ready().said) == LEAVE:
+            self.keeper.warn(self.steps)
             safe = self.save(wait=True)
             log.warning("asked to leave at step %d: %s", self.steps, "saved" if safe else "could not save")
             self.close()
@@ -241,10 +226,16 @@ class Run:
             raise RuntimeError("build the model first: model = run.model(...)")
         return self._gradients
 
-    def _shared(self, batch: Any) -> Batch:
+    def _add(self, work: Callable[..., Any], loss: Any, values: Any) -> Any:
         if self._batch is None:
             raise RuntimeError("a batch comes from `for batch in run.batches(...)`, and is used once before run.step")
-        return dataclasses.replace(self._batch, values=batch)
+        mine, made = self._batch, self._ready()
+        batch = Batch(values, mine.size, mine.total, mine.largest)
+        try:
+            return work(loss, batch, seeds.mix(self.seed, self.steps + 1, made.placed.data_rank), self.optimizers)
+        except RuntimeError as error:
+            self.keeper.part_ways(error, self.steps, made, self.optimizers, self._facts)
+            raise
 
-    def _step_seed(self) -> int:
-        return seeds.mix(self.seed, self.steps + 1, self._ready().placed.data_rank)
+    def _facts(self) -> dict[str, Any]:
+        return self._state.to_facts(self._builder.numbers, self.plan)

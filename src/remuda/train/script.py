@@ -1,12 +1,14 @@
 """A user's whole script, run on fake tensors up to its first optimizer step, becomes a work profile."""
 
+import os
 import runpy
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,17 +37,25 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
         torch.nn.modules.module.register_module_forward_pre_hook(watch.forward),
         register_optimizer_step_pre_hook(watch.step),
     )
-    argv, sys.argv = sys.argv, [path, *arguments]
     try:
         with _patched(), fake_device(), as_on_gpu():
-            runpy.run_path(path, run_name="__main__")
+            run_script(path, arguments)
     except _Done:
         return watch.profile(name or path)
     finally:
-        sys.argv = argv
         for handle in handles:
             handle.remove()
     raise RuntimeError(f"{path} ended without an optimizer's step: there is no step to measure")
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """What `python path arguments` does, in this process."""
+    before = sys.argv, sys.path
+    sys.argv, sys.path = [path, *arguments], [os.path.dirname(os.path.realpath(path)), *sys.path]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv, sys.path = before
 
 
 class _Watch:
@@ -114,39 +124,42 @@ def _patched() -> Iterator[None]:
         (torch.autocast, "__init__", on_cpu),
         (Run, "resume", lambda _: False),
     )
-    old = [(where, name, getattr(where, name)) for where, name, _ in changes]
-    try:
+    with ExitStack() as stack:
         for where, name, new in changes:
-            setattr(where, name, new)
+            stack.enter_context(patch.object(where, name, new))
         yield
-    finally:
-        for where, name, was in old:
-            setattr(where, name, was)
 
 
 @contextmanager
 def fake_device() -> Iterator[None]:
     """Models and batches made under it weigh nothing: tensors have shapes and no data, and moving them does nothing."""
-    apply = torch.nn.Module._apply
-    setattr(torch.nn.Module, "_apply", _convert)  # noqa: B010 - so that types stay as they were declared
-    try:
-        with warnings.catch_warnings(), _Fake(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a layer does
-            warnings.filterwarnings("ignore", ".*CUDA is not available")
+    with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor|.*CUDA is not available")
+        with _Fake(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
             yield
-    finally:
-        setattr(torch.nn.Module, "_apply", apply)  # noqa: B010 - as above
 
 
 _TURN = threading.RLock()
 
 
 class _Fake(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """One thread at a time: a loader's threads collate fake samples while the model runs."""
+    """One thread at a time, since loaders collate meanwhile. Masks choose all; of what `topk` routed, even shares."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
+            # A choice stays one through `==` or one-hot; what was computed with it, which has a gradient, is none.
+            routed, experts = next((each.routed for each in given if not each.requires_grad), (0, 1))
+            if func is torch.ops.aten.nonzero.default:
+                chosen = {routed: routed // experts, routed * experts: routed}.get(count := args[0].numel(), count)
+                with self:
+                    return args[0].new_empty((chosen, args[0].dim()), dtype=torch.int64)
+            out: Any = super().__torch_dispatch__(func, types, args, kwargs)
+            if func is torch.ops.aten.topk.default:  # samples times choices, and among how many
+                routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
+            for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
+                each.routed = routed, experts
+            return out
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
         return self  # models copy their layers, and all belong to one mode

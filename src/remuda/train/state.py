@@ -18,14 +18,10 @@ class State:
 
     def to_facts(self, numbers: Any, plan: Plan) -> dict[str, Any]:
         return {
-            "version": 1,
-            "step": self.steps,
-            "positions": [data.position for data in self.data],
-            "things": {name: thing.state_dict() for name, thing in self.things.items()},
-            "scale": numbers.state(),
-            "micro": self.micro.known,
-            "plan": plan.to_json(),
-        }
+            "version": 1, "step": self.steps, "positions": [data.position for data in self.data],
+            "things": {name: thing.state_dict() for name, thing in self.things.items()}, "scale": numbers.state(),
+            "micro": self.micro.known, "plan": plan.to_json(),
+        }  # fmt: skip
 
     def from_facts(self, facts: dict[str, Any], numbers: Any) -> None:
         """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 from remuda.train import seeds
@@ -32,6 +32,7 @@ class Gradients:
         self.said = 0  # the greatest of all ranks' wishes for what comes after the step
         self._world, self._numbers, self._micro, self._clock, self._wish = world, numbers, micro, clock, wish
         self._buffers = Buffers(placed.model, placed.mesh)
+        self._is_split = placed.is_sharded or placed.data_ranks < world.size  # others wait for this rank in a pass
         self._averaged_over = placed.data_ranks if placed.is_sharded else 1  # FSDP2 averages, the reducer adds
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
@@ -44,17 +45,16 @@ class Gradients:
             if not self._micro.size:
                 self._micro.settle(self._find(loss, batch, seed, optimizers))
             size = min(self._micro.size, batch.largest)
-            self._clock.micro(size)
-            mean, fault = self._attempt(loss, batch, size, seed)
+            mean, fails = self._attempt(partial(self._passes, loss, batch, size), size, seed)
             with self._clock.part("communication"):
                 if self.placed.reducer is not None:
                     self.placed.reducer.finish()
-                failed, self.said = self._world.agree([fault is not None, self._wish()])
+                failed, self.said = self._world.agree([fails, self._wish()])
                 if not failed:
                     self._buffers.align()
             if not failed:
                 return mean
-            self._undo()
+            self.undo()
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
@@ -62,11 +62,11 @@ class Gradients:
         pipeline, model = self.placed.pipeline, self.placed.model
         if pipeline is None:
             return self.add(lambda part: loss(model(part[0]), part[1]), batch, seed, optimizers)
-        size = self._micro.size or max(batch.size // (2 * pipeline.stages), 1)
-        self._clock.micro(size)
-        seeds.sow(seed)
-        with self._clock.part("compute"), self._forward():
-            mean = pipeline.step(loss, batch, size, self._averaged_over)
+        self._buffers.keep()
+        most = self._micro.size or max(batch.size // (2 * pipeline.stages), 1)
+        size = next(n for n in range(most, 0, -1) if batch.size % n == 0)  # they are all of one size
+        with self._forward():
+            mean, _ = self._attempt(partial(pipeline.step, loss, batch, size, self._averaged_over), size, seed)
         with self._clock.part("communication"):
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
@@ -74,34 +74,29 @@ class Gradients:
             (self.said,) = self._world.agree([self._wish()])
         return mean
 
-    def _attempt(self, loss: Loss, batch: Batch, size: int, seed: int) -> tuple[Any, BaseException | None]:
+    def _attempt(self, passes: Callable[[], Any], size: int, seed: int) -> tuple[Any, bool]:
+        """The mean loss, and whether this rank ran out of memory."""
+        self._clock.micro(size)
         seeds.sow(seed)
         try:
             with self._clock.part("compute"):
-                return self._passes(loss, batch, size), None
+                return passes(), False
         except (RuntimeError, MemoryError) as error:
             if not is_no_memory(error):
                 raise
-            if self._world.size > 1 and self.placed.reducer is None:
-                raise OutOfMemory(
-                    f"rank {self._world.rank} ran out of memory with {size} samples of a model that is split over "
-                    f"ranks, where the others wait for it: go on with Plan(micro_batch={max(size // 2, 1)})"
-                ) from error
-            return None, error.with_traceback(None)  # a traceback would keep the activations alive
+            if not self._is_split:
+                return None, True
+            self._micro.shrink(size)
+            text = f"rank {self._world.rank} ran out of memory with {size} samples of a model that is split over ranks"
+            known = {self._micro.key: self._micro.size}
+            raise OutOfMemory(text, known) from error.with_traceback(None)  # that would keep the activations alive
 
     def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:
         """All ranks make the same number of passes; one with fewer samples weighs a repeated one with nothing."""
-        count = -(-batch.largest // size)
-        bounds = [batch.size * n // count for n in range(count + 1)]
+        pieces = batch.pieces(-(-batch.largest // size))
         mean: Any = 0.0
-        for number, (low, high) in enumerate(pairwise(bounds)):
-            last = number == count - 1
-            self._expect(last)
-            samples = high - low
-            if count == 1:
-                values = batch.values
-            else:
-                values = cut(batch.values, low, high) if samples else cut(batch.values, 0, 1)
+        for number, (values, samples) in enumerate(pieces, 1):
+            self._expect(number == len(pieces))
             with self._forward():
                 value = loss(values)
             weight = samples * self._averaged_over / batch.total
@@ -109,7 +104,7 @@ class Gradients:
             if self._numbers.scaler is not None:
                 weighted = self._numbers.scaler.scale(weighted)
             weighted.backward()
-            mean = value.detach() if count == 1 else mean + value.detach() * (samples / batch.size)
+            mean = value.detach() if len(pieces) == 1 else mean + value.detach() * (samples / batch.size)
         return mean
 
     def _forward(self) -> AbstractContextManager[Any]:
@@ -128,12 +123,13 @@ class Gradients:
             self._passes(loss, part, size)
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
-            self._undo()
+            self.undo()
 
         coming = optimizer_bytes(optimizers)
         return find(batch.largest, self._world.device, attempt, coming, self._world.least)
 
-    def _undo(self) -> None:
+    def undo(self) -> None:
+        """Nothing of the step's passes stays: neither gradients nor running means."""
         self._buffers.undo()
         for parameter in self.placed.model.parameters():
             parameter.grad = None

@@ -152,23 +152,17 @@ def summarize(
     names = ("kind", "dtype", "backward", "flops", "bytes", "fixed_bytes", "fused_bytes", "size")
     eager, compiled = _peaks(tape, frozenset()), _peaks(tape, gone)
     return {
-        "format": "remuda-work-profile/1",
-        "name": name,
-        "batch": batch,
-        "precision": precision,
-        "optimizer": optimizer,
-        "parameters": sum(each.numel() for each in parameters),
-        "tensors": len(parameters),
+        "format": "remuda-work-profile/1", "name": name, "batch": batch, "precision": precision, "optimizer": optimizer,
+        "parameters": sum(each.numel() for each in parameters), "tensors": len(parameters),
         "memory": {
             "parameters": sum(each.bytes for each in tape.storages if each.kept == "parameter"),
             "gradients": sum(each.bytes for each in tape.storages if each.kept == "gradient"),
             "buffers": sum(each.bytes for each in tape.storages if each.kept == "buffer"),
-            "activations": eager,
-            "activations_compiled": compiled,
+            "activations": eager, "activations_compiled": compiled,
         },
         "ops": [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()],
         "collectives": [],
-    }
+    }  # fmt: skip
 
 
 def _is_kept(tape: Tape, number: int) -> bool:

@@ -1,6 +1,7 @@
 """The ranks of this run: who they are, their process groups, and what they agree on before each step."""
 
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -78,6 +79,8 @@ class World:
         if not dist.is_initialized():
             kind = self.device.torch.type
             backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+            if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine, whatever its name resolves to
             own = {"device_id": self.device.torch} if kind == "cuda" else {}
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
             self._ours = True

@@ -57,7 +57,9 @@ class Session:
             )
         try:
             self._meet(ranks)
-            said = sorted((self._hear(link, START_S) for link in self._links), key=lambda each: each.get("rank", 0))
+            said = [self._hear(link, START_S) for link in self._links]
+            self._links = [self._links[place] for place in sorted(range(ranks), key=lambda n: said[n].get("rank", 0))]
+            said.sort(key=lambda each: each.get("rank", 0))
         except BaseException:
             self.close()
             raise
@@ -73,7 +75,7 @@ class Session:
                 link.sendall(json.dumps(command).encode() + b"\n")
             except OSError as error:
                 raise ScriptError(f"the script ended\n{self._tail()}") from error
-        return [self._hear(link, WINDOW_S) for link in self._links]
+        return [self._hear(link, WINDOW_S) for link in self._links]  # by rank
 
     def close(self) -> None:
         for link in self._links:
@@ -116,3 +118,11 @@ class Session:
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+
+def count_ready(plan: dict[str, Any]) -> int:
+    """Batches that may lie ready when a window begins, and say nothing of how fast data comes: each worker process
+    reads ahead as one alone would, and hands over some more.
+    """
+    readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
+    return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

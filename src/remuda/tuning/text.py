@@ -26,8 +26,12 @@ def describe(found: Diagnosis, price: float | None) -> str:
     return "\n".join(lines)
 
 
+def describe_change(change: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in change.items())
+
+
 def describe_trial(trial: Trial, facts: dict[str, Any], price: float | None) -> str:
-    name = ", ".join(f"{key}={value}" for key, value in trial.change.items())
+    name = describe_change(trial.change)
     if trial.gain is None:
         return f"reverted  {name}: {trial.error}"
     gain, half = trial.gain.mean * 1e3, trial.gain.half * 1e3

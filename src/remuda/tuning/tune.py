@@ -1,12 +1,12 @@
 """Changes of a plan, one at a time: each runs beside the best so far, window by window, and stays if it is faster."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from remuda.tuning.paired import Difference, compare
-from remuda.tuning.session import ScriptError, Session
+from remuda.tuning.session import ScriptError, Session, count_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,9 @@ class Tuner:
 
     def __init__(
         self, script: str, arguments: Sequence[str] = (), *, ranks: int = 1, pairs: int = 6, steps: int = 10,
-        numerics: bool = False,
+        numerics: bool = False, begun: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:  # fmt: skip
+        self._begun = begun  # called with each change before it is tried
         self._script, self._arguments, self._ranks = script, arguments, ranks
         self._pairs, self._steps, self._numerics = pairs, steps, numerics
         self.trials: list[Trial] = []
@@ -45,12 +46,13 @@ class Tuner:
         best = self._start(None)
         try:
             self.facts = best.facts
-            self.plan = dict(self.facts["plan"])
-            told = best.measure(steps=self._steps, skip=self._skip(self.plan))
+            self.plan = {**self.facts["plan"], "replicas": 0}  # of as many ranks as it will run on
+            told = best.measure(steps=self._steps, skip=2 + count_ready(self.plan))
             self.before_s = self.after_s = fmean(each["seconds"] for each in told)
             for change, exact in list_changes(self.facts, numerics=self._numerics):
                 if all(self.plan.get(name) == value for name, value in change.items()):
                     continue
+                self._begun(change)
                 trial, best = self._try(best, change, exact)
                 self.trials.append(trial)
                 yield trial
@@ -86,17 +88,12 @@ class Tuner:
         for number in range(self._pairs):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 session = (first, second)[which]
-                told = session.measure(steps=self._steps, skip=self._skip(session.facts["plan"]))
+                told = session.measure(steps=self._steps, skip=2 + count_ready(session.facts["plan"]))
                 seconds[which].append(fmean(each["seconds"] for each in told))
         return seconds[0], seconds[1]
 
     def _start(self, plan: dict[str, Any] | None) -> Session:
         return Session(self._script, self._arguments, ranks=self._ranks, plan=plan)
-
-    @staticmethod
-    def _skip(plan: dict[str, Any]) -> int:
-        """What was made ready during the other's turn says nothing of how fast data comes."""
-        return int(2 + max(plan["prefetch"], plan["threads"]) + plan["prefetch"] * plan["workers"])
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:

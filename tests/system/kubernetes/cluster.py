@@ -7,8 +7,10 @@ only makes ready what a cluster takes, which a run of the tests then finds.
 
 import atexit
 import fcntl
+import importlib.util
 import io
 import json
+import marshal
 import os
 import shutil
 import signal
@@ -218,6 +220,16 @@ def shared() -> "Cluster | str":
     return cluster
 
 
+def shared_or_skip() -> Cluster:
+    """This process's cluster; the test is skipped where there is none."""
+    found = shared()
+    if isinstance(found, str):
+        import pytest
+
+        pytest.skip(found)
+    return found
+
+
 def tries() -> Path:
     """Where this run's try is noted: processes of one run of pytest, one after the other, know of it."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"p{os.getpid()}"
@@ -302,7 +314,10 @@ def step(give_up: float, *command: str, env: "dict[str, str] | None" = None) -> 
 
 
 def make_images() -> None:
-    """Images without a registry: the pause, a busybox, and a busybox with this machine's Python."""
+    """Images without a registry: the pause, a busybox, and a busybox with this machine's Python.
+
+    That one has Python's own modules compiled, as the images of Debian, conda and NVIDIA have them.
+    """
     folder = CACHE / "images"
     folder.mkdir(exist_ok=True)
     from remuda.providers.hosts.parcels import pack_python
@@ -311,10 +326,13 @@ def make_images() -> None:
         write_image(folder / "pause.tar", "localhost/pause:1", None, ["/bin/busybox", "sleep", "2147483647"])
         write_image(folder / "box.tar", "localhost/box:1", None, ["sh"])
     version = "{}.{}.{}".format(*sys.version_info[:3])
-    if not (folder / f"python-{version}-2.tar").exists():
+    current = folder / f"python-{version}-3.tar"
+    for old in set(folder.glob("python-*.tar")) - {current}:
+        old.unlink()
+    if not current.exists():
         with tempfile.TemporaryDirectory() as scratch:
             packed = pack_python(Path(scratch)).content
-        write_image(folder / f"python-{version}-2.tar", "localhost/python:1", packed, ["sh"], list_libraries())
+        write_image(current, "localhost/python:1", packed, ["sh"], list_libraries())
 
 
 def list_libraries() -> "dict[str, Path]":
@@ -353,7 +371,7 @@ def write_image(
                 for member in packed:
                     content = packed.extractfile(member)
                     assert content is not None
-                    add(tar, f"opt/python/{member.name}", content.read(), member.mode)
+                    add_module(tar, f"opt/python/{member.name}", content.read(), member.mode)
             home = "/opt/python"
             start = f'#!/bin/sh\nexec {home}/lib/loader --library-path {home}/lib {home}/bin/python3 "$@"\n'
             add(tar, "usr/bin/python3", start.encode(), 0o755)
@@ -377,6 +395,18 @@ def write_image(
         manifest = [{"Config": settings, "RepoTags": [name], "Layers": ["layer.tar"]}]
         add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
     fresh.rename(path)
+
+
+def add_module(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+    """A file, and its compiled form if it is a module."""
+    add(tar, name, content, mode)
+    with suppress(SyntaxError):  # of grammars' examples
+        if name.endswith(".py"):
+            path = Path(name)
+            code = marshal.dumps(compile(content, f"/{name}", "exec", dont_inherit=True))
+            head = importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + importlib.util.source_hash(content)
+            compiled = f"{path.parent}/__pycache__/{path.stem}.{sys.implementation.cache_tag}.pyc"
+            add(tar, compiled, head + code, 0o644)
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:

@@ -34,7 +34,6 @@ OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY,
 WINDOW = 1024 * 1024
 CHUNK = 65536
 FROM_HERE = 1 << 31  # channels that begin on this side
-NO_EXIT = 255
 
 
 class Place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from ..work.environment import write_whole
+from ..work.environment import read_known, write_whole
 from ..work.folder import CannotBuild, inside
 from .mounts import link
 
@@ -44,14 +44,20 @@ def list_input_binds(work: Work, places: Places) -> list[str]:
     return binds
 
 
-def find_output(places: Places, work: Work, source: str, target: str) -> tuple[str, dict[str, list[int]]]:
-    """Where an output lies, and which of its files are at the target already, with size and time."""
+def find_output(places: Places, work: Work, output: int) -> tuple[str, dict[str, list[int]]]:
+    """Where an output lies, and which of its files are at the target already. Raises CannotBuild."""
+    path, brought = _find_output(places, work, *work.outputs[output])
+    return path, {**brought, **read_known(f"{places.home}/sent-{output}.json")}
+
+
+def _find_output(places: Places, work: Work, source: str, target: str) -> tuple[str, dict[str, list[int]]]:
     for index, (far, seen) in enumerate(work.inputs):
         if seen == source and is_full(source):
-            return f"{places.home}/inputs/{index}", recall(places, index) if far == target else {}
+            known = read_known(f"{places.home}/brought-{index}.json") if far == target else {}
+            return f"{places.home}/inputs/{index}", known
     for index, (far, seen) in enumerate(work.inputs):
         if seen == source and far == target:
-            return inside(places.work, source), recall(places, index)
+            return inside(places.work, source), read_known(f"{places.home}/brought-{index}.json")
     return (source if is_full(source) else inside(places.work, source)), {}
 
 
@@ -65,10 +71,6 @@ def remember(places: Places, index: int, path: str) -> None:
     write_whole(f"{places.home}/brought-{index}.json", json.dumps(found))
 
 
-def recall(places: Places, index: int) -> dict[str, list[int]]:
-    try:
-        with open(f"{places.home}/brought-{index}.json", encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def remember_sent(places: Places, output: int, known: dict[str, list[int]]) -> None:
+    """Write down what was sent while the work runs, so that the end need not send it again."""
+    write_whole(f"{places.home}/sent-{output}.json", json.dumps(known))

@@ -6,8 +6,10 @@ import base64
 import hashlib
 import http.client
 import os
+import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 WORKERS = 4  # each holds one part in memory
 
 
+class Changed(CannotMove):
+    """The file was written while it was sent."""
+
+
 def send_output(
     config: Config,
     index: int,
@@ -27,24 +33,31 @@ def send_output(
     target: str,
     tell: Callable[[str], None],
     known: dict[str, list[int]],
-) -> None:
-    """Send a file, or a folder with all that is below but what is `known` to be there. Raises CannotMove, OSError."""
+    *,
+    still_s: float = 0.0,
+) -> Meter:
+    """Send a file, or a folder with all that is below but what is `known` to be there; what was sent is known then.
+
+    With `still_s` the work runs: what it has written since, or writes meanwhile, is left for later. The caller tells
+    the meter's end. Raises CannotMove, OSError.
+    """
     if not os.path.lexists(source):
         raise CannotMove(f"the output {source} does not exist")
     meter = Meter(f"output {target}", tell)
     with ThreadPoolExecutor(WORKERS) as pool:
         waiting = [
-            pool.submit(Sending(config, index, path, name, meter).run)
+            pool.submit(Sending(config, index, path, name, meter, known).run)
             for path, name in list_files(source, target)
-            if not is_known(path, name, known)
+            if is_due(path, name, known, still_s)
         ]
         try:
             for each in waiting:
-                each.result()
+                with suppress(*((Changed, FileNotFoundError) if still_s else ())):
+                    each.result()
         finally:
             for each in waiting:
                 each.cancel()
-    meter.end()
+    return meter
 
 
 def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -60,43 +73,55 @@ def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
                 yield path, os.path.relpath(path, source)
 
 
-def is_known(path: str, name: str, known: dict[str, list[int]]) -> bool:
-    """Whether a file is as it came from the very place that it would be sent to."""
-    if name not in known:
-        return False
-    seen = os.stat(path)
-    return known[name] == [seen.st_size, seen.st_mtime_ns]
+def is_due(path: str, name: str, known: dict[str, list[int]], still_s: float) -> bool:
+    """Whether a file is not as it came from, or was sent to, the very place that it would be sent to."""
+    try:
+        seen = os.stat(path)
+    except FileNotFoundError:
+        return not still_s  # to be told of, unless the work may do so
+    return known.get(name) != [seen.st_size, seen.st_mtime_ns] and abs(time.time() - seen.st_mtime) >= still_s
 
 
 class Sending:
     """One file. It counts when every part was taken, and it did not change meanwhile."""
 
-    def __init__(self, config: Config, index: int, path: str, name: str, meter: Meter) -> None:
+    def __init__(
+        self, config: Config, index: int, path: str, name: str, meter: Meter, known: dict[str, list[int]]
+    ) -> None:
         self._desk = Desk(config, f"outputs/{index}")
         self._path = path
         self._name = name
         self._meter = meter
+        self._known = known
 
     def run(self) -> None:
         """Raises CannotMove, OSError."""
         with open(self._path, "rb") as file:
             seen = os.fstat(file.fileno())
-            size = seen.st_size
-            how = self._desk.read("POST", "", {"path": self._name, "size": size})
-            upload, part_bytes, relay = str(how["upload"]), int(str(how["part_bytes"])), bool(how["relay"])
-            tags = []
-            for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
-                data = os.pread(file.fileno(), min(part_bytes, size - at), at)
-                if len(data) != min(part_bytes, size - at):
-                    raise CannotMove(f"{self._path} became shorter while it was sent")
-                tags.append(self._relay(at, size, data) if relay else self._put(upload, number, size, data))
-                self._meter.moved(len(data))
-            now = os.fstat(file.fileno())
-            if (now.st_size, now.st_mtime_ns) != (size, seen.st_mtime_ns):
-                raise CannotMove(f"{self._path} was changed while it was sent")
+            how = self._desk.read("POST", "", {"path": self._name, "size": seen.st_size})
+            upload = str(how["upload"])
+            try:
+                self._send(file.fileno(), seen, upload, int(str(how["part_bytes"])), bool(how["relay"]))
+            except (CannotMove, OSError):
+                if upload:
+                    self._desk.abort({"path": self._name, "upload": upload})
+                raise
+        self._known[self._name] = [seen.st_size, seen.st_mtime_ns]
+        self._meter.moved(0, 1)
+
+    def _send(self, file: int, seen: os.stat_result, upload: str, part_bytes: int, relay: bool) -> None:
+        size, tags = seen.st_size, []
+        for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
+            data = os.pread(file, min(part_bytes, size - at), at)
+            if len(data) != min(part_bytes, size - at):
+                raise Changed(f"{self._path} became shorter while it was sent")
+            tags.append(self._relay(at, size, data) if relay else self._put(upload, number, size, data))
+            self._meter.moved(len(data))
+        now = os.fstat(file)
+        if (now.st_size, now.st_mtime_ns) != (size, seen.st_mtime_ns):
+            raise Changed(f"{self._path} was changed while it was sent")
         if not relay and "" not in tags[:1]:
             self._desk.read("POST", "/complete", {"path": self._name, "upload": upload, "size": size, "tags": tags})
-        self._meter.moved(0, 1)
 
     def _relay(self, at: int, size: int, data: bytes) -> str:
         self._desk.ask("PUT", "/bytes", data, path=self._name, offset=at, size=size)

@@ -26,9 +26,14 @@ def send_file(config: Config, name: str, size: int, read: Callable[[int, int], b
     how = desk.read("POST", "", {"size": size})
     upload, part_bytes = str(how["upload"]), int(str(how["part_bytes"]))
     tags = []
-    for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
-        tags.append(_put(desk, name, upload, number, read(at, min(part_bytes, size - at))))
-    desk.read("POST", "/complete", {"upload": upload, "size": size, "tags": tags})
+    try:
+        for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
+            tags.append(_put(desk, name, upload, number, read(at, min(part_bytes, size - at))))
+        desk.read("POST", "/complete", {"upload": upload, "size": size, "tags": tags})
+    except BaseException:  # whatever `read` raises
+        if upload:
+            desk.abort({"upload": upload})
+        raise
 
 
 def fetch_file(config: Config, name: str, path: str) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from urllib.parse import quote
 
 from ..work.blobs import Line
@@ -64,6 +65,11 @@ class Desk:
         found = json.loads(self.ask(method, route, None if ask is None else json.dumps(ask).encode(), **query))
         assert isinstance(found, dict)
         return found
+
+    def abort(self, ask: dict[str, object]) -> None:
+        """Have the storage drop the parts of an upload that comes to nothing, which its owner would pay for."""
+        with suppress(CannotMove):  # as of a control plane that is older than this
+            self.read("POST", "/abort", ask)
 
 
 class Meter:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 
+from ..work.cache import touch
 from ..work.environment import BASE
 from ..work.folder import CannotBuild
 from .driver import find_objection, read_driver
@@ -33,7 +34,7 @@ def bring_sif(program: str, config: Config, work: Work, env: dict[str, str]) -> 
     image = work.image or ""
     folder = config.cache + "/sif"
     path = f"{folder}/{hashlib.sha256(image.encode()).hexdigest()[:32]}.sif"
-    if not os.path.exists(path):
+    if not touch(path):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         fresh = f"{path}.{os.getpid()}"
         inner = dict(env)

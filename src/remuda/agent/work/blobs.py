@@ -11,6 +11,7 @@ import time
 
 from ..config import PROTOCOL
 from ..wire import Address, check_pin, make_context
+from .cache import touch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Blobs:
     def fetch(self, digest: str) -> str:
         """The path of the blob in the cache. Waits for a control plane that is away. Raises Missing, OSError."""
         path = self._path(digest)
-        if not os.path.exists(path):
+        if not touch(path):
             fetch_to(self._line, digest, path)
         return path
 
@@ -114,7 +115,7 @@ class Blobs:
 
         What a pack leaves out, and everything where the control plane knows no packs, is left to `fetch`.
         """
-        wanted = [digest for digest in dict.fromkeys(digests) if not os.path.exists(self._path(digest))]
+        wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:
             pack = self._fetch_pack(wanted[:PACK])
             if pack is None:
@@ -222,7 +223,11 @@ def connect(address: Address) -> http.client.HTTPConnection:
             address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK, context=make_context(address)
         )
         secure.connect()
-        check_pin(secure.sock, address)
+        try:
+            check_pin(secure.sock, address)
+        except OSError:
+            secure.close()
+            raise
         secure.auto_open = 0  # a connection that was made anew unseen would not be checked
         return secure
     connection = http.client.HTTPConnection(address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK)

@@ -9,6 +9,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..config import Config, Work
 
 # What a user would have after logging in to the node, and what reaching the network from it takes. Nothing else of
@@ -44,6 +46,7 @@ class Places:
         self.log = home + "/log"
         self.outbox = home + "/outbox"
         self.notice = home + "/notice.json"
+        self.advice = home + "/advice.json"
         self.progress = home + "/progress.json"
         self.every = home + "/every"
         self.hosts = home + "/hosts"
@@ -53,6 +56,7 @@ class Places:
         self.started = home + "/started"
         self.status = home + "/status"
         self.exit = home + "/exit.json"
+        self.undelivered = home + "/undelivered"  # there while an agent has left with something that is not told yet
         self.phase = home + "/phase"  # of a container: setup, failed or run
         self.entry = home + "/entry.sh"
 
@@ -113,6 +117,7 @@ def _identity(config: Config, work: Work, places: Places) -> dict[str, str]:
         "REMUDA_GANG": config.gang,
         "REMUDA_RANK": str(config.rank),
         "REMUDA_NOTICE_FILE": places.notice,
+        "REMUDA_ADVICE_FILE": places.advice,
         "REMUDA_PROGRESS_FILE": places.progress,
     }
     if work.checkpoint is not None:
@@ -160,3 +165,13 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
     finally:
         os.close(file)
     os.replace(temporary, path)
+
+
+def read_known(path: str) -> dict[str, list[Any]]:
+    """What was written down of files, by their paths; losing it costs time only."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -14,7 +14,7 @@ import stat
 import time
 
 from .blobs import CHUNK, Line, Missing, fetch_to
-from .environment import write_whole
+from .environment import read_known, write_whole
 from .trees import copy_file, remove_tree
 
 TYPE_CHECKING = False
@@ -67,10 +67,10 @@ def take_print(entries: list[Entry]) -> str:
     return hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest() if entries else ""
 
 
-def hand_over(config: Config, folder: str, *, copy_first: bool, since_ns: int) -> int:
+def hand_over(config: Config, folder: str, *, copy_first: bool, since_ns: int, began_ns: int) -> int:
     """Send what the control plane lacks, commit, and say what came of it.
 
-    `since_ns`: the newest change that was handed over before.
+    `since_ns`: the newest change that was handed over before; `began_ns`: when this attempt's work did.
     `copy_first`: from a copy on this disk, which is made faster than the work writes its next checkpoint.
     """
     from .watch import written
@@ -94,7 +94,7 @@ def hand_over(config: Config, folder: str, *, copy_first: bool, since_ns: int) -
             "files": len(entries),
             "bytes": sum(entry[1] for entry in entries),
             "newest_ns": newest(entries),
-            "wrote_s": round(written(entries, since_ns)[1], 3),
+            "wrote_s": round(written(folder, entries, since_ns, began_ns)[1], 3),
             "print": take_print(entries),
             "seconds": round(time.monotonic() - began, 3),
         }
@@ -119,7 +119,7 @@ class Saving:
         self._open: dict[str, int] = {}
         self._names: dict[str, str] = {}
         self._known_path = config.home + "/hashes.json"
-        self._known = read_known(self._known_path)
+        self._known = read_known(self._known_path)  # by path: size, time, inode, hash
         self.copies = config.home + "/copies"
         for entry in entries:
             try:
@@ -375,16 +375,6 @@ def _fetch_direct(config: Config, name: str, path: str) -> None:
 def newest(entries: list[Entry]) -> int:
     """When the newest file was written, in nanoseconds since the epoch."""
     return max((entry[2] for entry in entries), default=0)
-
-
-def read_known(path: str) -> dict[str, list[object]]:
-    """The hashes of files by path, with size, time and inode; losing them costs time only."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def raise_limit() -> None:

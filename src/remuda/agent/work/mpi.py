@@ -182,11 +182,12 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
 
 def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
     """What makes Open MPI 4 and 5, MPICH and Intel MPI start their daemons by our remote shell on the gang's hosts."""
-    slots = os.environ.get("NPROC_PER_NODE", "1")
-    colons = os.path.join(home, "mpi-hosts")
-    with open(colons, "w", encoding="utf-8") as file:
-        file.write("".join(f"{host}:{slots}\n" for host in hosts))
-    lines = os.environ["REMUDA_HOSTFILE"]
+    slots = int(os.environ.get("NPROC_PER_NODE", "1"))
+    counts = {host: hosts.count(host) * slots for host in hosts}  # a host that holds two ranks is named once
+    colons, lines = os.path.join(home, "mpi-hosts"), os.path.join(home, "mpi-slots")
+    for path, mark in ((colons, ":"), (lines, " slots=")):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("".join(f"{host}{mark}{count}\n" for host, count in counts.items()))
     return {
         "OMPI_MCA_plm_rsh_agent": SHELL,
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",

@@ -16,6 +16,7 @@ import json
 import os
 
 from .blobs import Missing
+from .cache import touch
 from .environment import SHELL_LINE, find_shell, write_whole
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
 from .trees import copy_tree, remove_tree, replace_in
@@ -58,24 +59,28 @@ def carry_out(config: Config, work: Work, places: Places, channel: int) -> int:
     from ..data.paths import find_output
 
     try:
-        for index, (source, target) in enumerate(work.outputs):
-            path, known = find_output(places, work, source, target)
+        for index, (_, target) in enumerate(work.outputs):
+            path, known = find_output(places, work, index)
             if "://" not in target:
                 transfer(path, os.path.expanduser(target), "output")
             else:
-                _send(config, index, path, target, channel, known)
+                _send(config, index, path, target, channel, known, mirrored=index in work.mirrored)
     except (CannotBuild, OSError) as error:
         os.write(2, f"remuda: an output could not be copied: {error}\n".encode())
         return os.EX_IOERR
     return 0
 
 
-def _send(config: Config, index: int, source: str, target: str, channel: int, known: dict[str, list[int]]) -> None:
+def _send(
+    config: Config, index: int, source: str, target: str, channel: int, known: dict[str, list[int]], *, mirrored: bool
+) -> None:
     from ..data.send import send_output
     from ..data.web import CannotMove, tell_to
 
     try:
-        send_output(config, index, source, target, tell_to(channel), known)
+        meter = send_output(config, index, source, target, tell_to(channel), known)
+        if meter.files or not mirrored:  # what was sent while the work ran is told of already
+            meter.end()
     except CannotMove as error:
         raise CannotBuild(str(error)) from error
 
@@ -203,4 +208,4 @@ def _restore(config: Config, work: Work, kept: str, folder: str, env: dict[str, 
         found = json.load(file)
     for path in found["marked"]:
         replace_in(os.path.join(folder, path), found["folder"].encode(), folder.encode())
-    os.utime(kept + "/finished")  # used now; whoever clears the cache sees it
+    touch(kept + "/finished")

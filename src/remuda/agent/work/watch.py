@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 
 from ..outbox import time_text
@@ -26,6 +27,7 @@ CHECKPOINT_S = 3.0
 SHORTEST_S = 0.02  # a checkpoint written in less says nothing about a rate
 IDLE_CPU_PERCENT = 1.0  # of one CPU; housekeeping of a process that waits stays below it
 IDLE_GPU_PERCENT = 1.0
+_AT_FDCWD, _STATX_BTIME = -100, 0x800
 
 
 class Progress:
@@ -65,11 +67,12 @@ class Progress:
 
 
 class Checkpoints:
-    """Notices that files of the checkpoint folder have changed and then been still."""
+    """Notices that files of the checkpoint folder have changed and then been still; made before the work begins."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._told = self._last = measure(folder)
+        self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
         """The `checkpoint` message's fields when there is something new; `last`: nothing writes any more."""
@@ -79,7 +82,7 @@ class Checkpoints:
             return {}
         from .handover import list_folder  # which needs much that work without checkpoints does not pay for
 
-        sent, seconds = written(list_folder(self._folder), self._told[2])
+        sent, seconds = written(self._folder, list_folder(self._folder), self._told[2], self._began_ns)
         self._told = found
         files, size, newest = found
         fields: dict[str, object] = {"files": files, "bytes": size, "newest_at": time_text(newest / 1e9)}
@@ -91,10 +94,12 @@ class Checkpoints:
 class Watch:
     """All of it, on a clock of the caller's: `tick` about once a second, `wrote` with each piece of output."""
 
-    def __init__(self, say: Say, usage: Usage, *, progress: str, checkpoint: str | None, idle_s: float | None) -> None:
+    def __init__(
+        self, say: Say, usage: Usage, *, progress: str, checkpoints: Checkpoints | None, idle_s: float | None
+    ) -> None:
         self._say = say
         self._progress = Progress(progress)
-        self._checkpoints = Checkpoints(checkpoint) if checkpoint else None
+        self._checkpoints = checkpoints
         self.usage = usage
         self.gpus: dict[str, float] = {}
         self.memory_mib = 0  # what the work may use where the kernel keeps no limit; 0: it does, or there is none
@@ -154,14 +159,36 @@ class Watch:
             self._say("checkpoint", **found)
 
 
-def written(entries: list[Entry], since: int) -> tuple[int, float]:
-    """Bytes of the files that changed after `since` (ns since the epoch), and the seconds from the first to the last.
+def written(folder: str, entries: list[Entry], since: int, watched: int) -> tuple[int, float]:
+    """Bytes of the files that changed after `since`, and the seconds that writing them took.
 
-    A single file tells no length of time, since only its last change is known.
+    From when the first of them was made or, where only its last change is known, from that; to the last change of all.
+    `watched`: what was made before is no work of this attempt. Both are in ns since the epoch.
     """
     fresh = [entry for entry in entries if entry[2] > since and not entry[5]]
-    times = [entry[2] for entry in fresh]
-    return sum(entry[1] for entry in fresh), (max(times) - min(times)) / 1e9 if times else 0.0
+    if not fresh:
+        return 0, 0.0
+    first = min(fresh, key=lambda entry: entry[2])
+    began = born_ns(os.path.join(folder, first[0]))
+    if began is None or not max(since, watched) < began <= first[2]:  # an old file, written over nobody knows when
+        began = first[2]
+    return sum(entry[1] for entry in fresh), (max(entry[2] for entry in fresh) - began) / 1e9
+
+
+def born_ns(path: str) -> int | None:
+    """When the file was made, where its file system remembers that; the standard library cannot ask (statx(2))."""
+    try:
+        from ctypes import CDLL, c_uint, create_string_buffer
+
+        found = create_string_buffer(256)
+        if CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, c_uint(_STATX_BTIME), found):
+            return None
+    except (ImportError, OSError, AttributeError):  # a small Python, an old C library
+        return None
+    if not struct.unpack_from("=I", found, 0)[0] & _STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", found, 80)
+    return int(seconds * 1_000_000_000 + nanoseconds)
 
 
 def parse_progress(text: bytes) -> dict[str, object]:

@@ -20,6 +20,7 @@ from remuda.providers.hosts.parcels import pack_python, platform
 from remuda.settings import Settings
 
 _OPEN = (AGENT, BOOT, NODES)
+ONLY_DOWNLOADS = "remuda.only_downloads"  # of the scope: what this connection may ask for
 
 
 class OutsideListener:
@@ -50,32 +51,45 @@ class OutsideListener:
 
 def listen_outside(home: Home, settings: Settings) -> OutsideListener | None:
     """Bind where `server.tls_listen` says; None where it says nothing. Raises HomeError."""
-    where = settings.text("server.tls_listen")
-    if not where:
+    if not settings.text("server.tls_listen"):
         return None
-    host, _, port = where.rpartition(":")
-    host = host.strip("[]")
+    host, port = read_listen(settings)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.create_server((host, int(port)), family=family, backlog=1024)
-        certificate = load_certificate(home.file("tls.pem"))
-    except (ValueError, OverflowError) as error:
+        sock = socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, ValueError) as error:  # ValueError: no name of a host
         raise HomeError(
             "settings-invalid",
-            f"server.tls_listen is {where!r}, or {home.file('tls.pem')} is damaged: {error}",
-            "write 0.0.0.0:7443; a damaged tls.pem can be deleted, which dismisses agents that know it",
-        ) from error
-    except OSError as error:
-        raise HomeError(
-            "settings-invalid",
-            f"cannot listen on {where}: {error.strerror}",
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
             "choose another address or port for server.tls_listen",
         ) from error
+    try:
+        certificate = load_certificate(home.file("tls.pem"))
+    except (ValueError, OSError) as error:
+        raise HomeError(
+            "settings-invalid",
+            f"{home.file('tls.pem')} cannot be used: {error}",
+            "a damaged one can be deleted, which dismisses agents that know it",
+        ) from error
     sock.setblocking(False)
-    told = settings.text("server.advertise") or f"https://{_reachable(host)}:{sock.getsockname()[1]}"
+    return OutsideListener(sock, told_address(settings, host, sock.getsockname()[1]), certificate)
+
+
+def read_listen(settings: Settings) -> tuple[str, int]:
+    """The host and port of `server.tls_listen`. Raises HomeError."""
+    where = settings.text("server.tls_listen")
+    host, colon, port = where.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise HomeError("settings-invalid", f"server.tls_listen is {where!r}", "write HOST:PORT, such as 0.0.0.0:7443")
+    return host.strip("[]"), int(port)
+
+
+def told_address(settings: Settings, host: str, port: int) -> str:
+    """What nodes are told to call, where we listen on this host and port. Raises HomeError."""
+    told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
     if not told.startswith("https://"):
         raise HomeError("settings-invalid", f"server.advertise is {told!r}", "write https://name-or-address:port")
-    return OutsideListener(sock, told.rstrip("/"), certificate)
+    return told.rstrip("/")
 
 
 def _reachable(host: str) -> str:
@@ -99,9 +113,18 @@ class OutsideGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        if scope["path"] == HEALTH or scope["path"].startswith(_OPEN):
+        if _is_download(scope["path"]) if scope.get(ONLY_DOWNLOADS) else _is_for_nodes(scope["path"]):
             await self._gate(scope, receive, send)
             return
         problem = Problem("not-found", "only nodes are answered at this address")
         body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
         await reply(body, problem.status, {"Connection": "close"})(scope, receive, send)
+
+
+def _is_for_nodes(path: str) -> bool:
+    return path == HEALTH or path.startswith(_OPEN)
+
+
+def _is_download(path: str) -> bool:
+    """Files by hash, and the script of a pasted line, which brings what it runs by hash."""
+    return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

@@ -20,9 +20,9 @@ from remuda.api.wire import MIB, read, read_bytes, reply
 from remuda.client.wire import BlobsAsk, Reply
 from remuda.domain.jobs import Attempt, Order
 from remuda.domain.messages import Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
+from remuda.domain.protocol import EQUIPPED, NEWEST, OLDEST, is_served
 from remuda.store.base import NotFound
 
-PROTOCOLS = (1,)  # the server accepts its own version and the two before it
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
 _LOG_LIMIT = 16 * MIB
@@ -103,10 +103,10 @@ class ExecAnswer(Reply, frozen=True, kw_only=True):
     **document("Claim a rank of a gang.", ask=ClaimAsk, answer=ClaimAnswer, errors=("claimed", "agent-protocol")),
 )
 async def claim(request: Request) -> Response:
-    house = _speak(request)
+    house, protocol = _speak(request), _version(request)
     ask = await read(request, ClaimAsk)
     once = house.tokens.check_claim(request, ask.gang, ask.rank)
-    match await house.plant.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host):
+    match await house.plant.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host, protocol=protocol):
         case Go(work=work, lease=lease):
             work = replace(work, log_limit_mib=house.settings.whole("logs.job_mib"))
             token = house.tokens.of(ask.gang) if once else None
@@ -168,6 +168,8 @@ async def orders(
     wait = 0 if house.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
     order = await house.wait_order(gang, rank, after, wait)
     lease = await house.plant.agents.lease(gang)
+    if (version := _version(request)) < EQUIPPED:
+        house.execs.refuse_hands(gang, rank, version)
     wanted = house.execs.wanted(gang, rank)
     for each in wanted:
         each.told = True
@@ -273,11 +275,17 @@ async def enter(request: Request, gang: str, rank: int = 0) -> House:
 
 def _speak(request: Request) -> House:
     """The house, if it speaks this agent's language."""
-    version = request.headers.get("remuda-agent-protocol", "")
-    if not version.isdecimal() or int(version) not in PROTOCOLS:
-        known = ", ".join(map(str, PROTOCOLS))
-        raise Problem("agent-protocol", f"the agent's protocol is {version or 'not told'}; this server speaks {known}")
+    version = _version(request)
+    if not is_served(version):
+        told = f"version {version}" if version else "not told"
+        raise Problem("agent-protocol", f"the agent's protocol is {told}; this server serves {OLDEST} to {NEWEST}")
     return house_of(request)
+
+
+def _version(request: Request) -> int:
+    """The protocol that the agent speaks; 0 where it does not say one."""
+    said = request.headers.get("remuda-agent-protocol", "")
+    return int(said) if said.isdecimal() and len(said) < 6 else 0
 
 
 async def _attempt(house: House, gang: str, rank: int) -> Attempt:

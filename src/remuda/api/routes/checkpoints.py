@@ -186,6 +186,12 @@ class VaultCompleteAsk(Struct, frozen=True, kw_only=True):
     tags: list[str]
 
 
+class VaultAbortAsk(Struct, frozen=True, kw_only=True):
+    """No more parts come, and those that came are to go."""
+
+    upload: str
+
+
 _VAULT = "/data/checkpoint/{blob}"
 _VAULT_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denied", "data-trouble")
 
@@ -222,6 +228,17 @@ async def vault_complete(request: Request, blob: BlobPath, gang: GangQuery) -> R
     vault = await _vault(request, gang)
     ask = await read(request, VaultCompleteAsk, 8 * MIB)
     await told(to_thread(vault.complete, blob, ask.upload, ask.tags, ask.size))
+    return reply(MovedAnswer())
+
+
+@router.post(
+    _VAULT + "/abort",
+    **document("A file is not sent.", ask=VaultAbortAsk, answer=MovedAnswer, errors=_VAULT_ERRORS),
+)
+async def vault_abort(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultAbortAsk)
+    await told(to_thread(vault.abort, blob, ask.upload))
     return reply(MovedAnswer())
 
 

@@ -82,6 +82,13 @@ class CompleteAsk(Struct, frozen=True, kw_only=True):
     tags: list[str]
 
 
+class AbortAsk(Struct, frozen=True, kw_only=True):
+    """No more parts come, and those that came are to go."""
+
+    path: str
+    upload: str
+
+
 class MovedAnswer(Reply, frozen=True, kw_only=True):
     """It was taken."""
 
@@ -149,6 +156,16 @@ async def complete(request: Request, index: IndexPath, gang: GangQuery) -> Respo
     house = await enter(request, gang)
     ask = await read(request, CompleteAsk, 8 * MIB)
     await told(house.plant.data.complete(gang, index, ask.path, ask.upload, ask.tags, ask.size))
+    return reply(MovedAnswer())
+
+
+@router.post(
+    "/outputs/{index}/abort", **document("A file is not sent.", ask=AbortAsk, answer=MovedAnswer, errors=_ERRORS)
+)
+async def abort(request: Request, index: IndexPath, gang: GangQuery) -> Response:
+    house = await enter(request, gang)
+    ask = await read(request, AbortAsk)
+    await told(house.plant.data.abort(gang, index, ask.path, ask.upload))
     return reply(MovedAnswer())
 
 

@@ -39,6 +39,9 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
     if bool(ask.command) is ask.hand or ask.rank < 0 or any("\0" in word for word in ask.command):
         raise Problem("invalid-request", "`command` must be a list of at least one text without NUL, `rank` at least 0")
     job = await find_job(house, project, name)
+    if ask.rank >= job.task.nodes:
+        ranks = "rank 0 alone" if job.task.nodes == 1 else f"ranks 0 to {job.task.nodes - 1}"
+        raise Problem("job-not-running", f"{job.name} has no rank {ask.rank}: it has {ranks}")
     for attempt in await house.store.attempts(job.id):
         if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
             node = await house.store.node(attempt.id, ask.rank)
@@ -56,7 +59,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
         "A piece of a command's output; the header has its exit code when all was given.",
         gives=True,
         headers=("Remuda-Exit-Code",),
-        errors=("job-not-found", "exec-not-found"),
+        errors=("job-not-found", "exec-not-found", "agent-protocol"),
     ),
 )
 async def output(
@@ -72,6 +75,10 @@ async def output(
     with house.watch.listen([exec_id, job.id]) as listener:
         while True:
             found = house.execs.get(exec_id, job.id)
+            if found.problem:
+                raise Problem(
+                    "agent-protocol", found.problem, "`remuda exec` reaches it; so does all from its next attempt on"
+                )
             house.execs.taken(found, offset)
             data = bytes(found.data[max(0, offset - found.start) :])
             if data or found.exit_code is not None:

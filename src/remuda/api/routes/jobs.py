@@ -1,6 +1,6 @@
 """Jobs: submit, list, look at, stop, try again, drill."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query
@@ -87,7 +87,7 @@ async def get(request: Request, project: ProjectPath, name: JobPath) -> Response
     house = house_of(request)
     job = await find_job(house, project, name)
     attempts = [(attempt, await house.store.nodes(attempt.id)) for attempt in await house.store.attempts(job.id)]
-    position = await house.store.queue_position(job, house.now()) if job.phase is JobPhase.QUEUED else None
+    position = await house.store.queue_position(job, house.now()) if _waits_in_line(job, house.now()) else None
     spent = total(await house.store.charges(job.id))
     return reply(views.job_detail(job, attempts, spent, position))
 
@@ -184,6 +184,12 @@ async def find_job(house: House, project: str, name: str) -> Job:
         return await house.store.find_job(project, name)
     except NotFound:
         raise Problem("job-not-found", f"project {project} has no job {name}") from None
+
+
+def _waits_in_line(job: Job, now: datetime) -> bool:
+    """A job that may not start yet, for its schedule, its window or a delay, has no place in the queue."""
+    early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
+    return job.phase is JobPhase.QUEUED and not early
 
 
 async def _row(house: House, job: Job) -> Response:

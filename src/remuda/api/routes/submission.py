@@ -18,7 +18,7 @@ from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
 from remuda.domain.units import Money, format_duration, format_rate, format_usd
 from remuda.planner.placements import Situation
-from remuda.planner.prospects import Market, Prospects, find_prospects
+from remuda.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, unite
 from remuda.spec import parse_task
 from remuda.spec.uses import explain_unused
 from remuda.store.base import NotFound, Stale
@@ -57,6 +57,8 @@ async def submit_task(house: House, project: str, ask: wire.Submission, key: str
         if key is None:
             raise
         return await _made_before(house, project, key, origin), False
+    if origin.snapshot is not None:
+        house.snapshots.add(origin.snapshot)  # now it is a job's: no sweep removes it
     return job, True
 
 
@@ -125,7 +127,6 @@ async def check_snapshot(house: House, snapshot: str | None) -> None:
     missing = await to_thread(_missing_parts, house, snapshot)
     if missing:
         raise Problem("snapshot-missing", f"{len(missing)} files of the working folder {snapshot[:12]}… are not here")
-    house.snapshots.add(snapshot)
 
 
 async def check_uses(house: House, task: Task, snapshot: str | None) -> None:
@@ -175,9 +176,13 @@ async def check_places(house: House, task: Task, ask: wire.Submission, now: date
 
 
 def _look(house: House, job: Job, market: Market, now: datetime) -> Prospects:
-    matches = house.matches.of(market, job)
-    situation = Situation(submitted_at=now)
-    return find_prospects(job, market, matches, house.plant.places.objections, situation=situation, now=now)
+    situation, objections = Situation(submitted_at=now), house.plant.places.objections
+    found = [
+        (each, find_prospects(each, market, house.matches.of(market, each), objections, situation=situation, now=now))
+        for each in jobs_of(job)
+    ]
+    first = tuple(offer for _, offers in line_up(found) for offer in offers)  # of several wishes, as they are tried
+    return replace(unite([each for _, each in found]), offers=first)
 
 
 def _price(task: Task, offer: Offer) -> str:

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from msgspec import Raw
 from msgspec.json import Encoder
+from msgspec.structs import asdict
 
 from remuda.client import wire
 from remuda.costs.metering import total
@@ -16,7 +17,7 @@ from remuda.domain.places import Hold
 from remuda.domain.units import Money
 from remuda.planner.markets import Standing
 from remuda.planner.outlook import Outlook
-from remuda.store.base import JobSummary
+from remuda.store.base import JobSummary, summarize
 
 _encode = Encoder().encode
 
@@ -42,42 +43,14 @@ def job_row(job: JobSummary) -> wire.JobRow:
 
 def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.JobRow:
     """The row of a job that was just read or written whole."""
-    return wire.JobRow(
-        id=job.id,
-        project=job.project,
-        name=job.name,
-        user=job.user,
-        phase=job.phase,
-        reason=job.reason,
-        priority=job.task.priority,
-        submitted_at=job.submitted_at,
-        since=job.since,
-        ended_at=job.ended_at,
-        attempt=job.attempt,
-        exit_code=job.exit_code,
-        place=_place(job, attempts),
-        spent_micros=spent.micros,
-    )
+    return job_row(summarize(job, _place(job, attempts), spent))
 
 
 def job_detail(
     job: Job, attempts: Sequence[tuple[Attempt, Sequence[Node]]], spent: Money, queue_position: int | None
 ) -> wire.JobDetail:
     return wire.JobDetail(
-        id=job.id,
-        project=job.project,
-        name=job.name,
-        user=job.user,
-        phase=job.phase,
-        reason=job.reason,
-        priority=job.task.priority,
-        submitted_at=job.submitted_at,
-        since=job.since,
-        ended_at=job.ended_at,
-        attempt=job.attempt,
-        exit_code=job.exit_code,
-        place=_place(job, [attempt for attempt, _ in attempts]),
-        spent_micros=spent.micros,
+        **asdict(changed_row(job, [attempt for attempt, _ in attempts], spent)),
         task=Raw(_encode(job.task)),
         origin=Raw(_encode(job.origin)),
         not_before=job.held_until or job.not_before,

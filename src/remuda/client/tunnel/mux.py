@@ -5,7 +5,7 @@ import json
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from remuda.client.client import Client
 from remuda.client.tunnel.lines import Streams
@@ -24,7 +24,7 @@ class TunnelLost(Exception):
 
 
 class FarError(OSError):
-    """What the node said went wrong, with its errno."""
+    """What the node said went wrong, with its errno and, where there is one, the path."""
 
 
 class Exit:
@@ -188,7 +188,7 @@ class Tunnel:
         self.send(number, CALL, json.dumps({"op": op, **fields}).encode() + b"\n" + data)
         said, given = await future
         if "error" in said:
-            raise FarError(int(said.get("errno") or 0), str(said["error"]))
+            raise FarError(int(said.get("errno") or 0), str(said["error"]), fields.get("path"))
         return said, given
 
     def send(self, number: int, kind: int, payload: bytes = b"") -> None:
@@ -264,3 +264,42 @@ class Tunnel:
                 future.set_exception(TunnelLost(self.problem or "the line was closed"))
         self._calls.clear()
         self.lost.set()
+
+
+class Reads(Protocol):
+    """What is read from, of asyncio or asyncssh."""
+
+    async def read(self, n: int = -1) -> bytes: ...
+
+
+class Writes(Protocol):
+    """What is written to, of asyncio or asyncssh."""
+
+    def write(self, data: bytes) -> None: ...
+    def write_eof(self) -> None: ...
+    async def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
+async def join(channel: Channel, reader: Reads, writer: Writes) -> None:
+    """Carry bytes both ways until both ends have ended, or one is lost; both are closed then."""
+
+    async def out() -> None:
+        while data := await reader.read(_FRAME):
+            await channel.write(data)
+        channel.end()
+
+    sending = asyncio.create_task(out())
+    try:
+        while (piece := await channel.read()) is not None:
+            if piece[0] == EOF:
+                writer.write_eof()
+            else:
+                writer.write(piece[1])
+                await writer.drain()
+    except (OSError, TunnelLost):
+        pass
+    finally:
+        sending.cancel()
+        channel.close()
+        writer.close()

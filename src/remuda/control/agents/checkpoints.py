@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
+from remuda.control.agents.claims import find_objection
 from remuda.control.agents.vault import Vault, Vaults
 from remuda.control.clock import Clock
 from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from remuda.domain.events import Event
-from remuda.domain.jobs import Attempt, AttemptPhase, Job
+from remuda.domain.jobs import Attempt, Job
 from remuda.domain.markets import LIVES, Sight, Tally
 from remuda.domain.messages import CheckpointWork, NotYours
 from remuda.domain.offers import Purchase
-from remuda.planner.pace import Losses, Pace, make_pace
+from remuda.planner.pace import Losses, Pace, loss_rate, make_pace
 from remuda.store.base import Changes, NotFound, Stale, Store
 from remuda.store.blobs import BlobStore
 from remuda.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
@@ -93,8 +94,14 @@ class CheckpointDesk:
         if cost is None and attempt.number > 1:
             before = await self._store.attempts(job.id)
             cost = next((each.checkpoint_cost for each in reversed(before) if each.checkpoint_cost is not None), None)
-        losses = (await self._seen_losses()).get(attempt.offer.key, Losses())
-        return make_pace(cost, losses, spot=attempt.offer.purchase is Purchase.SPOT, nodes=attempt.nodes)
+        return make_pace(cost, await self._lost(attempt), spot=_is_spot(attempt), nodes=attempt.nodes)
+
+    async def losses_per_hour(self, attempt: Attempt) -> float:
+        """How often a gang like this one loses a node in its market, from what was seen there so far."""
+        return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
+
+    async def _lost(self, attempt: Attempt) -> Losses:
+        return (await self._seen_losses()).get(attempt.offer.key, Losses())
 
     async def _seen_losses(self) -> Mapping[str, Losses]:
         """Of every market in the last while; asked for once a minute."""
@@ -156,10 +163,8 @@ class CheckpointDesk:
         """Make these files the job's newest checkpoint, if all are held. Raises NotFound, Unfit, Full."""
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
-        if node.claim != nonce:
-            return NotYours(reason=f"rank {rank} is claimed by another agent")
-        if attempt.phase is AttemptPhase.ENDED:
-            return NotYours(reason=f"attempt {attempt.number} is over: {attempt.reason}")
+        if objection := find_objection(attempt, node, nonce):
+            return objection
         if fault := find_fault(files):
             raise Unfit(fault)
         if (vault := await self.vault(gang)) is not None:
@@ -270,6 +275,10 @@ class CheckpointDesk:
             text=text,
         )
         await self._store.commit(Changes(events=[event]))
+
+
+def _is_spot(attempt: Attempt) -> bool:
+    return attempt.offer.purchase is Purchase.SPOT
 
 
 def count_losses(tallies: Sequence[Tally]) -> dict[str, Losses]:

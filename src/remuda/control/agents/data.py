@@ -123,6 +123,12 @@ class DataDesk:
             there = "nothing" if made is None else f"{made.size} bytes"
             raise ObjectTrouble(f"{key}: {size} bytes were sent and {there} arrived")
 
+    async def abort(self, gang: str, index: int, path: str, upload: str) -> None:
+        """The storage drops the parts of an upload. Raises NotFound, ObjectError."""
+        found = await self._output(gang, index)
+        if upload:
+            await asyncio.to_thread(_bucket(found.place).abort, _key(found, path), upload)
+
     async def write(self, gang: str, index: int, path: str, offset: int, size: int, data: bytes) -> None:
         """A piece of an output's file, for a place that nodes do not reach. Raises NotFound, ObjectError."""
         found = await self._output(gang, index)

@@ -10,15 +10,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from remuda.control.agents.reports import Report, apply_messages, tell
+from remuda.control.agents.claims import find_objection
+from remuda.control.agents.reports import Report, apply_messages, step_of, tell
 from remuda.control.agents.work import make_assignment
 from remuda.control.clock import Clock
 from remuda.control.jobs import MARGIN, cap_of
 from remuda.control.warm.keep import waits_on
 from remuda.domain.events import Event
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, Order
+from remuda.domain.jobs import GOING, Attempt, Job, Node, NodePhase, Order
 from remuda.domain.messages import Ack, Assignment, CheckpointWork, Go, HostFacts, Message, NotYours, Refused, Wait
 from remuda.domain.offers import Purchase
+from remuda.domain.protocol import PROTOCOL, list_unknown
 from remuda.domain.units import HourlyRate, Money, format_duration
 from remuda.planner.pace import Pace, fit_notice, is_news
 from remuda.store.base import Changes, NotFound, Stale, Store
@@ -27,9 +29,10 @@ _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
 _RELIEF_ASKS_AGAIN = timedelta(seconds=1)  # while another gang works
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
 _WAITS = timedelta(seconds=30)  # since it last asked: an agent of a kept gang is there to be given work
+_PATIENCE = timedelta(seconds=10)  # that a claim waits for the newest checkpoint; agents ask anew after 30 s of silence
+_UNREADY_ASKS_AGAIN = timedelta(seconds=1)
 _LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
 _TRIES = 8  # of a write that meets a newer version
-_OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 ReadBlob = Callable[[str], Awaitable[bytes]]  # by its hash; raises NotFound
 OpenSecrets = Callable[[str, Sequence[str]], Awaitable[dict[str, str]]]  # project, names -> plain values
@@ -40,6 +43,10 @@ async def no_pace(job: Job, attempt: Attempt) -> Pace | None:
     return None
 
 
+async def no_losses(attempt: Attempt) -> None:
+    """Nothing is known of any market."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplies:
     """What a work document needs from outside this room."""
@@ -48,8 +55,13 @@ class Supplies:
     checkpoint: Callable[[Job, Attempt], Awaitable[CheckpointWork | None]]  # ready to be started from
     accelerators: Callable[[Job, Attempt], int]  # per node
     pace: Callable[[Job, Attempt], Awaitable[Pace | None]] = no_pace  # how often to save, where we choose
+    losses: Callable[[Attempt], Awaitable[float | None]] = no_losses  # of the whole gang, an hour
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: None  # that its place gives
     read_blob: ReadBlob | None = None  # None: there are no frozen folders here
+
+
+class _NotYet(Exception):
+    """What the work starts from is still being brought to its place."""
 
 
 class AgentDesk:
@@ -63,15 +75,23 @@ class AgentDesk:
         self._heard: dict[tuple[str, int], datetime] = {}
         self._affordable: dict[str, datetime] = {}
         self._asked: dict[tuple[str, int], datetime] = {}  # for work after their own, by the agents of kept gangs
+        self._readying: dict[str, asyncio.Future[CheckpointWork | None]] = {}  # by attempt, until it is handed out
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
-    async def claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused:
-        """Grant the rank to the first nonce that asks; the same nonce gets the same answer again."""
+    async def claim(
+        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, *, protocol: int = PROTOCOL
+    ) -> Go | Wait | Refused:
+        """Grant the rank to the first nonce that asks; the same nonce gets the same answer again.
+
+        An agent of an older `protocol` is refused what it would do without a part that it does not know.
+        """
         for _ in range(_TRIES):
             try:
-                return await self._claim(gang, rank, nonce, address, host)
+                return await self._claim(gang, rank, nonce, address, host, protocol)
             except Stale:
                 continue
+            except _NotYet:
+                return Wait(after=_UNREADY_ASKS_AGAIN)
             except NotFound:
                 return Refused(reason=f"no gang {gang} with a rank {rank} is wanted")
         raise Stale(f"gang {gang} rank {rank} is being changed all the time")
@@ -143,15 +163,26 @@ class AgentDesk:
     def forget(self, attempt: Attempt) -> None:
         """The attempt is over: keep nothing of it, and let go who still waits for its orders."""
         self._affordable.pop(attempt.id, None)
+        if (coming := self._readying.pop(attempt.id, None)) is not None:
+            coming.cancel()
         for rank in range(attempt.nodes):
             self._heard.pop((attempt.id, rank), None)
             self._asked.pop((attempt.id, rank), None)
         self.notify(attempt.gang)
 
-    async def _claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused:
+    async def close(self) -> None:
+        """Leave nothing half done behind: the next server begins it anew."""
+        coming, self._readying = list(self._readying.values()), {}
+        for each in coming:
+            each.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    async def _claim(
+        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, protocol: int
+    ) -> Go | Wait | Refused:
         now = self._clock.now()
         attempt = await self._store.attempt_of_gang(gang)
-        if attempt.phase in _OVER:
+        if attempt.phase in GOING:
             return Refused(reason=f"attempt {attempt.number} is over: {attempt.reason}")
         nodes = list(await self._store.nodes(attempt.id))
         if not 0 <= rank < len(nodes):
@@ -161,11 +192,16 @@ class AgentDesk:
         if node.claim is not None and node.claim != nonce:
             if not waits_on(job, attempt, node):
                 return Refused(reason=f"rank {rank} is claimed by another agent")
+            if protocol < PROTOCOL:
+                return Refused(reason=f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks {protocol}")
             self._asked[attempt.id, rank] = self._heard[attempt.id, rank] = now
             return Wait(after=_KEPT_ASKS_AGAIN)
         if node.claim is None:
             if job.stop_reason is not None:
                 return Refused(reason=f"the job is being stopped: {job.stop_reason}")
+            unknown = await self._unknown(job, attempt, nodes, protocol)
+            if unknown:
+                return await self._turn_away(attempt, rank, f"it speaks protocol {protocol}, which has no {unknown}")
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
         self._heard[attempt.id, rank] = now
         if not all(other.claim for other in nodes):
@@ -192,6 +228,26 @@ class AgentDesk:
         self._hint(job.id)
         return replace(granted, version=node.version + 1)
 
+    async def _unknown(self, job: Job, attempt: Attempt, nodes: Sequence[Node], protocol: int) -> str:
+        """What the work has that an agent of this protocol would leave out; "" where it knows all."""
+        if protocol >= PROTOCOL:
+            return ""
+        return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
+
+    async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> Refused:
+        """Leave the rank unclaimed and say so: the gang is launched again, with agents of today."""
+        event = Event(
+            project=attempt.project,
+            job_id=attempt.job_id,
+            attempt=attempt.number,
+            rank=rank,
+            at=self._clock.now(),
+            kind="agent",
+            text=f"the agent of rank {rank} is older than the server and got no work: {why}",
+        )
+        await self._store.commit(Changes(events=[event]))
+        return Refused(reason=why)
+
     async def _assignment(self, job: Job, attempt: Attempt, nodes: Sequence[Node]) -> Assignment:
         names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
         secrets = await self._supplies.open_secrets(job.project, names) if names else {}
@@ -201,9 +257,21 @@ class AgentDesk:
             nodes,
             accelerators=self._supplies.accelerators(job, attempt),
             secrets=secrets,
-            checkpoint=await self._supplies.checkpoint(job, attempt),
+            checkpoint=await self._checkpoint(job, attempt) if job.task.checkpoint is not None else None,
             manifest=await self._manifest(job),
+            losses_per_hour=await self._supplies.losses(attempt),
         )
+
+    async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
+        """How the newest state is reached, once it is there; bringing it goes on between the claims. Raises _NotYet."""
+        coming = self._readying.get(attempt.id)
+        if coming is None:
+            coming = self._readying[attempt.id] = asyncio.ensure_future(self._supplies.checkpoint(job, attempt))
+        await asyncio.wait((coming,), timeout=_PATIENCE.total_seconds())
+        if not coming.done() or coming.cancelled():
+            raise _NotYet
+        self._readying.pop(attempt.id, None)
+        return coming.result()
 
     async def _manifest(self, job: Job) -> bytes | None:
         """What the frozen folder holds, where the key of the setup depends on parts of it."""
@@ -219,10 +287,8 @@ class AgentDesk:
         now = self._clock.now()
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
-        if node.claim != nonce:
-            return NotYours(reason=f"rank {rank} is claimed by another agent")
-        if attempt.phase is AttemptPhase.ENDED:
-            return NotYours(reason=f"attempt {attempt.number} is over: {attempt.reason}")
+        if objection := find_objection(attempt, node, nonce):
+            return objection
         self._heard[attempt.id, rank] = now
         job = await self._store.job(attempt.job_id)
         report = apply_messages(job, attempt, node, messages, now)
@@ -242,9 +308,12 @@ class AgentDesk:
         attempt, notice = report.attempt, self._supplies.notice(report.attempt)
         if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
             return
-        fit = fit_notice(attempt.checkpoint_bytes, attempt.checkpoint_rate, notice)
+        step = step_of(report.job, report.node)
+        fit = fit_notice(attempt.checkpoint_bytes, attempt.checkpoint_rate, notice, step)
         if attempt.offer.purchase is Purchase.SPOT and not fit.fits:
-            text = f"this checkpoint took {format_duration(fit.needed)}, and {attempt.offer.provider} gives "
+            took = f"this checkpoint took {format_duration(fit.needed - step)}"
+            took += f" after a step of {format_duration(step)}" if step else ""
+            text = f"{took}, and {attempt.offer.provider} gives "
             text += f"{format_duration(notice)} of notice: only the newest that is complete by then is safe"
             tell(report, self._clock.now(), "unsafe", text)
 
@@ -266,19 +335,20 @@ class AgentDesk:
         return lease if until is None else max(timedelta(0), min(lease, until - now))
 
 
-def first_lease(job: Job, attempt: Attempt) -> timedelta:
-    """The lease that a gang is launched with, before anybody has heard of it."""
-    until = _paid_until(job, attempt)
+def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
+    """The lease that a gang is launched with, before anybody has heard of it; `spent` by the attempts before it."""
+    until = _paid_until(job, attempt, spent)
     lease = job.task.limits.unattended
     return lease if until is None else max(timedelta(0), min(lease, until - attempt.created_at))
 
 
-def _paid_until(job: Job, attempt: Attempt) -> datetime | None:
-    """Until when the whole budget would pay this attempt alone, while what it really spends is not known yet."""
+def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
+    """Until when the rest of the budget would pay this attempt alone, while what it really spends is not known yet."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return None
-    return attempt.created_at + lease_paid_by(cap, HourlyRate(rate), job)
+    left = cap if spent is None else Money(max(0, cap.micros - spent.micros))
+    return attempt.created_at + lease_paid_by(left, HourlyRate(rate), job)
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:

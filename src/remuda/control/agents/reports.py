@@ -12,6 +12,8 @@ from remuda.domain.messages import Message, MessageKind
 _ENDS = frozenset(
     {Outcome.SUCCEEDED, Outcome.EXIT, Outcome.SETUP, Outcome.PREEMPTED, Outcome.STOPPED, Outcome.LIMIT, Outcome.NODE}
 )  # what an agent can know
+_LONGEST_STEP_MS = 86_400_000  # a day: what is longer is no step
+ADVICE = "advice"  # the name of the event that tells of a node at risk
 
 
 @dataclass(slots=True)
@@ -67,6 +69,9 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
             source = f" ({message.source})" if message.source else ""
             tell(report, at, "notice", f"the place takes this node away in {seconds:.0f} s{source}")
         case MessageKind.EVENT:
+            if message.name == ADVICE:
+                report.node = replace(node, risk_at=node.risk_at or at)
+                report.moved = True
             tell(report, at, message.name or "note", message.text)
         case MessageKind.EXITED:
             _exited(report, message, at)
@@ -97,8 +102,16 @@ def _checkpoint(message: Message) -> str:
     return f"checkpoint {message.number} is safe: {size}; {say_size(message.sent)} sent in {seconds:.1f} s{rate}"
 
 
+def step_of(job: Job, node: Node) -> timedelta:
+    """How long a step of the work takes: as the work reports it, else as its author expects it, else nothing."""
+    said = node.progress.get("step_ms")
+    if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
+        return timedelta(milliseconds=said)
+    return (job.task.checkpoint.step if job.task.checkpoint is not None else None) or timedelta(0)
+
+
 def _exited(report: Report, message: Message, at: datetime) -> None:
-    outcome = message.outcome if message.outcome in _ENDS else Outcome.NODE
+    outcome = next((end for end in _ENDS if end == message.outcome), Outcome.NODE)
     reason = message.reason or f"exit code {message.exit_code}"
     report.node = replace(
         report.node,

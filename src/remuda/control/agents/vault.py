@@ -63,6 +63,11 @@ class Vault:
             there = "nothing" if made is None else f"{made.size} bytes"
             raise ObjectTrouble(f"{name}: {size} bytes were sent and {there} arrived")
 
+    def abort(self, name: str, upload: str) -> None:
+        """The parts of an upload are dropped."""
+        if upload:
+            self._bucket.abort(self._key(name), upload)
+
     def sign_get(self, name: str) -> Signed:
         return self._bucket.sign_get(self._key(name), SIGNED_S)
 

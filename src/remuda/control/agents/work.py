@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from remuda.control.warm.keep import FAREWELL, may_keep
 from remuda.domain.jobs import Attempt, Job, Node
 from remuda.domain.messages import Assignment, CheckpointWork
-from remuda.domain.tasks import ImageBuild, Task, Transfer, Volume, Workdir
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import ImageBuild, Resources, Task, Transfer, Volume, Workdir
+from remuda.planner.estimate.devices import device_of
 from remuda.spec.uses import is_used
 
 # Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
@@ -24,11 +26,13 @@ def make_assignment(
     secrets: Mapping[str, str],
     checkpoint: CheckpointWork | None = None,
     manifest: bytes | None = None,
+    losses_per_hour: float | None = None,
 ) -> Assignment:
     """The work of one attempt.
 
     `secrets` are opened values by name; `checkpoint` is how its place keeps what it writes; `manifest` is the frozen
-    working folder's, which the key of a setup with `uses` is made from.
+    working folder's, which the key of a setup with `uses` is made from; `losses_per_hour` is what is expected of the
+    whole gang in its market.
     """
     task = job.task
     return Assignment(
@@ -48,7 +52,8 @@ def make_assignment(
         image=task.image if task.image_build is None else name_build(job, task.image_build),
         image_login=secrets.get(task.image_login) if task.image_login else None,
         build=_build(task.image_build) if task.image_build else None,
-        env={**task.env, **_price(attempt)},
+        check=_check(task.resources, attempt.offer) if task.resources.check else None,
+        env={**task.env, **_price(attempt), **_losses(losses_per_hour)},
         secrets={name: secrets[name] for name in task.secrets if name in secrets},
         params=dict(task.params),
         workdir={"snapshot": job.origin.snapshot} if job.origin.snapshot else None,
@@ -63,11 +68,28 @@ def make_assignment(
     )
 
 
+def _check(need: Resources, offer: Offer) -> dict[str, str | float] | None:
+    """What a node of this offer must show: shares of its accelerators' data sheet, and of the network asked for."""
+    if need.check is None:
+        return None
+    share, network = need.check.share, need.network.min_mbps if need.network else None
+    fields: dict[str, str | float] = {"share": share, "link_mbps": need.check.link_mbps or share * (network or 0)}
+    device = device_of(offer.accelerator, offer.accelerator_memory_mib or None) if offer.accelerator else None
+    if device is not None:
+        fields |= {"kind": device.name, "memory_mib": device.memory_mib, "bandwidth_gbs": device.bandwidth / 1e9}
+    return fields
+
+
 def _price(attempt: Attempt) -> dict[str, str]:
     """Dollars an hour of the whole gang, for programs that count them; of a shared host nobody knows its part."""
     if attempt.offer.shared:
         return {}
     return {"REMUDA_PRICE_USD_HR": str(attempt.offer.rate.times(attempt.nodes).usd)}
+
+
+def _losses(per_hour: float | None) -> dict[str, str]:
+    """For programs that choose by themselves how often to save."""
+    return {} if per_hour is None else {"REMUDA_LOSSES_PER_HOUR": f"{per_hour:.6g}"}
 
 
 def _gang_key(nodes: Sequence[Node]) -> str:
@@ -131,8 +153,13 @@ def _git(workdir: Workdir | None) -> dict[str, str] | None:
     return {"url": workdir.git, "commit": workdir.commit or "HEAD"}
 
 
-def _transfer(item: Transfer) -> dict[str, str]:
-    return {"source": item.source, "target": item.target, **({"mode": "stream"} if item.stream else {})}
+def _transfer(item: Transfer) -> dict[str, str | float]:
+    fields: dict[str, str | float] = {"source": item.source, "target": item.target}
+    if item.stream:
+        fields["mode"] = "stream"
+    if item.every is not None:
+        fields["every_s"] = item.every.total_seconds()
+    return fields
 
 
 def _volume(item: Volume) -> dict[str, str | bool]:

@@ -9,11 +9,21 @@ from remuda.control.jobs import cap_of, deadline_of
 from remuda.control.markets.book import MarketBook
 from remuda.control.places import Places, Snapshot
 from remuda.costs.metering import total
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, Node
+from remuda.domain.jobs import COMING, GOING, Attempt, Job, Node
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import SpotPolicy
 from remuda.domain.units import Money
-from remuda.planner.courses import Advice, Setting, Standpoint, advise, find_setting, share_done
+from remuda.planner.courses import (
+    AHEAD,
+    NOT_AHEAD,
+    Advice,
+    Setting,
+    Standpoint,
+    advise,
+    find_setting,
+    is_about_as_cheap,
+    share_done,
+)
 from remuda.planner.markets import Knowledge
 from remuda.planner.placements import Situation
 from remuda.planner.prospects import find_prospects, find_usable, match
@@ -21,8 +31,6 @@ from remuda.planner.spot.view import Mode
 from remuda.store.base import Store
 
 _LONG = timedelta(hours=2)  # offers avoided for longer were refused: a person must act
-_OVER = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
-_COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})
 _LAST = timedelta(seconds=30)  # offers this old will do for a job that has a place
 
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]  # prices per GB, by provider or "provider/region"
@@ -54,26 +62,22 @@ class Guide:
     async def place(self, job: Job, snapshot: Snapshot) -> Advice | None:
         """Where a job without a gang should start, or that it should wait; None where the policy has no say."""
         attempts = await self._store.attempts(job.id) if job.attempt else []
-        found = await self._ground(job, attempts, snapshot, None)
-        if found is None:
-            return None
-        setting, knowledge, standpoint = found
-        now = self._clock.now()
-        advice = advise(setting, knowledge, standpoint, now, avoid=job.avoid)
-        return _usable_now(advice, job, knowledge, now)
+        return self._advise(job, await self._ground(job, attempts, snapshot, None))
 
     async def review(self, job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node]) -> Advice | None:
         """Whether a job's gang is where it should be; None where the policy has no say."""
         current = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
-        if current is None or current.phase in _OVER:
+        if current is None or current.phase in GOING:
             return None
         if job.task.checkpoint is None and current.running_at is not None:
             return None  # whatever was done would be lost
         snapshot = await self._places.market(_LAST)
-        found = await self._ground(job, attempts, snapshot, current, nodes)
-        if found is None:
+        return self._advise(job, await self._ground(job, attempts, snapshot, current, nodes))
+
+    def _advise(self, job: Job, ground: tuple[Setting, Knowledge, Standpoint] | None) -> Advice | None:
+        if ground is None:
             return None
-        setting, knowledge, standpoint = found
+        setting, knowledge, standpoint = ground
         now = self._clock.now()
         advice = advise(setting, knowledge, standpoint, now, avoid=job.avoid)
         return _usable_now(advice, job, knowledge, now)
@@ -86,29 +90,46 @@ class Guide:
         if found is not None:
             setting, knowledge, standpoint = found
             return _usable_now(advise(setting, knowledge, standpoint, now, avoid=gone), job, knowledge, now)
-        spent = total(await self._store.charges(job.id)) if cap_of(job) is not None else Money(0)
-        ran = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
         prospects = find_prospects(
             replace(job, avoid=gone),
             snapshot.market,
             match(job, snapshot.market),
             self._places.objections,
-            situation=Situation(
-                submitted_at=job.submitted_at,
-                avoid=await self.book.resting(),
-                ran=sum(ran, timedelta(0)),
-                spent=spent,
-            ),
+            situation=await self.situation(job, attempts, now),
             now=now,
         )
         offers = tuple(offer for offer in prospects.offers if not offer.shared)
         mode = Mode.SPOT if offers and offers[0].purchase is Purchase.SPOT else Mode.ON_DEMAND
         return Advice(mode=mode, offers=offers, reason="the best place left")
 
+    async def situation(self, job: Job, attempts: Sequence[Attempt], now: datetime) -> Situation:
+        """What the job did and used of its limits in these attempts, and which places rest."""
+        ran = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
+        spent = total(await self._store.charges(job.id)) if attempts and cap_of(job) is not None else Money(0)
+        avoid = await self.book.resting()
+        return Situation(
+            submitted_at=job.submitted_at,
+            avoid=avoid,
+            ran=sum(ran, timedelta(0)),
+            done=share_done(job.task, attempts, now, job.attempt if job.task.checkpoint is not None else 0),
+            spent=spent,
+        )
+
+    async def ahead(self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]) -> Advice | None:
+        """Where to go from a gang that its place says is at risk; no offers: it stays. None: a move would lose work."""
+        if job.task.checkpoint is None or own.offer.purchase is not Purchase.SPOT:
+            return None
+        if is_steered(job):
+            return await self.review(job, attempts, nodes)
+        advice = await self.successor(job, attempts, own)
+        near = [offer for offer in advice.offers if offer.purchase is Purchase.SPOT and offer.key != own.offer.key]
+        offers = tuple(offer for offer in near if is_about_as_cheap(job.task, offer, own.offer))
+        return Advice(mode=Mode.SPOT, offers=offers, stay=not offers, reason=AHEAD if offers else NOT_AHEAD)
+
     async def ground(self, job: Job) -> tuple[Setting, Knowledge, Standpoint] | None:
         """What the policy is told now: for an outlook on the rest of the job."""
         attempts = await self._store.attempts(job.id)
-        current = next((x for x in attempts if x.number == job.attempt and x.phase not in _OVER), None)
+        current = next((x for x in attempts if x.number == job.attempt and x.phase not in GOING), None)
         nodes = await self._store.nodes(current.id) if current else ()
         return await self._ground(job, attempts, await self._places.market(_LAST), current, nodes)
 
@@ -134,9 +155,10 @@ class Guide:
             deadline=deadline,
             done=_done(job, attempts, nodes, now, current),
             current=current.offer if current else None,
-            works=current is not None and current.phase not in _COMING,
+            works=current is not None and current.phase not in COMING,
             starting_for=now - current.created_at if current else timedelta(0),
             unsaved=_unsaved(current, now),
+            at_risk=any(node.risk_at is not None for node in nodes),
             home=next((attempt.offer for attempt in attempts if attempt.number == job.attempt), None),
             setup=_setup_time(job, nodes),
             budget_left=await self._budget_left(job),

@@ -16,6 +16,7 @@ class Trouble(StrEnum):
     REFUSED = "refused"  # a person must act
     TAKEN = "preempted"
     GPU = "GPU fault"
+    LINK = "slow link"
     NODE = "node fault"
     NETWORK = "network"
     BOOT = "did not boot"
@@ -25,6 +26,7 @@ class Trouble(StrEnum):
 _QUOTA = ("quota", "limit exceeded", "limitexceeded", "vcpulimit")
 _NETWORK = ("silent", "no longer knows the gang", "unreachable", "connection", "network")
 GPU_FAULT = "GPU fault"  # how an agent's reason begins that found one
+SLOW_LINK = "slow link"  # and how where nodes do not reach each other as they should
 
 # (of the first time, at most): doubled with each in a row. A node that is broken is often given out again at once, so
 # its zone rests for longer than one that had no room.
@@ -34,12 +36,13 @@ _RESTS: dict[Trouble, tuple[timedelta, timedelta]] = {
     Trouble.REFUSED: (timedelta(days=1), timedelta(days=1)),
     Trouble.TAKEN: (timedelta(0), timedelta(0)),
     Trouble.GPU: (timedelta(minutes=10), timedelta(hours=6)),
+    Trouble.LINK: (timedelta(minutes=10), timedelta(hours=6)),
     Trouble.NODE: (timedelta(seconds=30), timedelta(hours=1)),
     Trouble.NETWORK: (timedelta(minutes=1), timedelta(hours=1)),
     Trouble.BOOT: (timedelta(minutes=1), timedelta(hours=1)),
     Trouble.PROGRAM: (timedelta(0), timedelta(0)),
 }
-_OF_THE_PLACE = frozenset({Trouble.CAPACITY, Trouble.QUOTA, Trouble.REFUSED, Trouble.GPU})
+_OF_THE_PLACE = frozenset({Trouble.CAPACITY, Trouble.QUOTA, Trouble.REFUSED, Trouble.GPU, Trouble.LINK})
 
 
 def find_trouble(attempt: Attempt) -> Trouble:
@@ -58,6 +61,8 @@ def find_trouble(attempt: Attempt) -> Trouble:
             return Trouble.PROGRAM
     if attempt.reason.startswith(GPU_FAULT):
         return Trouble.GPU
+    if attempt.reason.startswith(SLOW_LINK):
+        return Trouble.LINK
     return Trouble.NETWORK if any(word in said for word in _NETWORK) else Trouble.NODE
 
 

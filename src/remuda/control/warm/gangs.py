@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from remuda.control.clock import Clock
-from remuda.control.markets.reliefs import make_attempt
+from remuda.control.starts import make_attempt, start_job
 from remuda.control.warm.keep import closing_charges, fits
 from remuda.costs.metering import total
 from remuda.domain.events import Charge, Event
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase
+from remuda.domain.jobs import Attempt, AttemptPhase, Job
 from remuda.domain.offers import Offer
 from remuda.domain.units import format_usd
 from remuda.store.base import Changes, NotFound, Store
 
 Allows = Callable[[Offer], bool]  # whether a job may run on an offer, now
+_SOON = timedelta(seconds=10)  # agents ask for other work within one; a kubelet tells a start two late, a busy one more
 
 
 class Waiting(Protocol):
@@ -32,6 +33,13 @@ class Kept:
     attempt: Attempt
     former: Job
     charges: list[Charge]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soon:
+    """A gang fits the job, but was kept a moment ago: its agents or its bill are not ready for the next one."""
+
+    attempt: Attempt
 
 
 class WarmGangs:
@@ -55,25 +63,29 @@ class WarmGangs:
         """Whether the job's project keeps anything."""
         return len(await self._of(job.project)) > 0
 
-    async def find(self, job: Job, allows: Allows) -> Kept | None:
+    async def find(self, job: Job, allows: Allows) -> Kept | Soon | None:
         """The kept gang that fits the job and was kept for longest, if its agents wait for work."""
+        soon: Soon | None = None
         for known in await self._of(job.project):
-            if not self._agents.waits(known) or not allows(known.offer):
+            now = self._clock.now()
+            waits, fresh = self._agents.waits(known), now - (known.kept_since or known.since) < _SOON
+            if not (waits or fresh) or not allows(known.offer):
                 continue
             try:
                 former = await self._store.job(known.job_id)
                 attempt = next(each for each in await self._store.attempts(known.job_id) if each.id == known.id)
             except (NotFound, StopIteration):
                 continue
-            now = self._clock.now()
             if attempt.phase is not AttemptPhase.KEPT or attempt.kept_until is None or attempt.kept_until <= now:
                 continue
             if not fits(attempt, former, job):
                 continue
             charges = closing_charges(attempt, await self._store.charges(former.id), now)
-            if charges is not None:
+            if waits and charges is not None:
                 return Kept(attempt=attempt, former=former, charges=charges)
-        return None
+            if fresh:
+                soon = soon or Soon(attempt=attempt)
+        return soon
 
     async def hand_over(self, kept: Kept, job: Job, now: datetime) -> Job:
         """Give the gang to a new attempt of the job. Raises Stale where the gang or the job changed since."""
@@ -84,15 +96,7 @@ class WarmGangs:
             old, phase=AttemptPhase.ENDED, since=now, ended_at=now, gang=f"{old.gang}@{old.id}", kept_until=now
         )
         reason = f"starts on {old.offer.key}: on the gang that job {former.name} kept"
-        started = replace(
-            job,
-            phase=JobPhase.STARTING,
-            since=now,
-            reason=reason,
-            attempt=adopted.number,
-            numbered=adopted.number if job.numbered else 0,
-            not_before=None,
-        )
+        started = start_job(job, adopted, reason, now)
         text = f"job {job.name} took the gang over; the last stretch cost {format_usd(total(kept.charges))}"
         events = [
             Event(project=job.project, job_id=job.id, attempt=adopted.number, at=now, kind="placed", text=reason),

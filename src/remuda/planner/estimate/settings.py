@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-
 # Bytes of state per parameter, and bytes that a step moves per parameter in PyTorch's `foreach` implementation
 # (torch/optim: reads and writes of each pass over float32 tensors, counted). Adafactor keeps a row and a column only.
 OPTIMIZERS: dict[str, tuple[float, float]] = {

@@ -1,12 +1,11 @@
 """What this installation has launched, on its own disk: intents before calls, ends for as long as bills need them."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from remuda.providers.hosts.records import read, write
+from remuda.providers.hosts.records import Ledger
 
 KEPT = timedelta(days=2)  # after its end
 
@@ -22,6 +21,23 @@ class Instance:
     address: str | None = None
     reason: str = ""
     preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One named volume of a gang of one node."""
+
+    name: str  # as the task calls it
+    path: str  # where it is mounted
+    device: str  # as it is attached
+    id: str = ""  # "": it is still to be made
+    made: bool = False  # for this gang
+    ours: bool = False  # made by this installation, for whichever gang: perhaps no node has formatted it yet
+    keep: bool = True
+    read_only: bool = False
+    size_gib: int = 0  # with `made`
+    type: str = ""
+    attached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,42 +57,25 @@ class Record:
     subnet: str | None = None
     reservation: str | None = None
     block: bool = False
+    ends_at: datetime | None = None  # EC2 takes the nodes back, as was known beforehand
     makes_group: bool = False  # a security group of its own
     group: str | None = None  # its id, once it is made
     makes_placement: bool = False
     launched: bool = False  # EC2 said so
     removed: bool = False  # it is to go, or is gone: whatever shows of it is ended
     instances: Sequence[Instance] = ()
+    disks: tuple[Disk, ...] = ()
     ended_at: datetime | None = None
     tidy: bool = False  # nothing made for it is left
     rates: Sequence[tuple[datetime, int]] = ()  # of spot instances, micro-dollars per hour, since when
 
 
-class Books:
-    """Records by gang; one file each."""
+class Books(Ledger[Record]):
+    """Records by gang."""
 
     def __init__(self, home: Path, now: Callable[[], datetime]) -> None:
-        self._folder, self._now = home / "gangs", now
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._locks: dict[str, asyncio.Lock] = {}
-        found = [read(path, Record) for path in self._folder.glob("[!.]*.json")]
-        self.records = {record.name: record for record in found if record is not None}
-
-    def lock(self, name: str) -> asyncio.Lock:
-        """Held while a gang is launched or removed."""
-        return self._locks.setdefault(name, asyncio.Lock())
-
-    def get(self, name: str) -> Record | None:
-        return self.records.get(name)
-
-    def put(self, record: Record) -> None:
-        if self.records.get(record.name) != record:
-            write(self._folder / f"{record.name}.json", record)
-            self.records[record.name] = record
-
-    def drop(self, name: str) -> None:
-        self.records.pop(name, None)
-        (self._folder / f"{name}.json").unlink(missing_ok=True)
+        super().__init__(home / "gangs", Record)
+        self._now = now
 
     def clear_old(self) -> None:
         """Forget what ended long ago and has left nothing."""

@@ -13,12 +13,19 @@ ELSEWHERE = frozenset(
         "InsufficientCapacity",
         "InsufficientCapacityOnHost",
         "InsufficientFreeAddressesInSubnet",
+        "InsufficientAddressCapacity",
+        "InsufficientVolumeCapacity",
+        "VolumeTypeNotAvailableInZone",
         "SpotMaxPriceTooLow",
         "ReservationCapacityExceeded",
         "UnfulfillableCapacity",
         "Unsupported",  # this type in that zone
         "UnsupportedOperation",
         "InvalidAvailabilityZone",
+        "InvalidZone.NotFound",
+        "InvalidCapacityReservationId.NotFound",  # it was offered a moment ago
+        "InvalidCapacityReservationState.PendingActivation",
+        "InvalidCapacityReservationState.Unavailable",
     }
 )
 LATER = frozenset(
@@ -28,6 +35,9 @@ LATER = frozenset(
         "ThrottlingException",
         "ThrottledException",
         "RequestThrottled",
+        "RequestThrottledException",
+        "EC2ThrottledException",
+        "PriorRequestNotComplete",
         "TooManyRequestsException",
         "InternalError",
         "InternalFailure",
@@ -51,9 +61,17 @@ _HINTS = {
     "InstanceLimitExceeded": "the account's quota of instances is used up; ask AWS for more (Service Quotas)",
     "UnauthorizedOperation": "the account may not do this; `remuda check aws --policy` prints what it needs",
     "AccessDeniedException": "the account may not do this; `remuda check aws --policy` prints what it needs",
-    "AuthFailure": "AWS does not accept the credentials",
+    "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or write ~/.aws/credentials",
+    **dict.fromkeys(
+        ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch"),
+        "AWS does not accept the credentials: see that the key is whole and still active",
+    ),
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException"), "the credentials have expired; sign in again"),
+    "PendingVerification": "AWS still verifies the account for this region; it takes some hours",
+    "VPCIdNotSpecified": "the region has no default VPC; name one with `resources.network` or in [providers.aws]",
     "OptInRequired": "the account has not accepted the terms of this image or region",
 }
+_LIMIT = "a limit of the account is reached; ask AWS for more (Service Quotas)"
 
 
 class Fault(Exception):
@@ -64,14 +82,16 @@ class Fault(Exception):
         self.code, self.message, self.status = code, message, status
 
 
-def translate(fault: Fault, what: str) -> ProviderError:
-    """The seam's error for a fault of the call `what`."""
-    hint = _HINTS.get(fault.code)
+def translate(fault: Fault, what: str, *, making: bool = False) -> ProviderError:
+    """The seam's error for a fault of the call `what`; `making`: of something for a launch, which may go elsewhere."""
+    limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
+    hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")
     text = f"{what}: {fault}" + (f"; {hint}" if hint else "")
-    if fault.code in ELSEWHERE:
+    if making and fault.code in ELSEWHERE:
         return NoCapacity(text)
     if fault.code in LATER or fault.status >= 500 or (fault.status == 0 and fault.code == "Unreachable"):
         return TryAgain(text)
-    if fault.code.endswith((".NotFound", ".Unknown")) and not what.startswith("RunInstances"):
+    gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
+    if gone and not making:  # else something that the user named is not there
         return NotFound(text)
     return Refused(text)

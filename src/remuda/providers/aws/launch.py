@@ -1,12 +1,14 @@
 """One gang as one request to EC2: all nodes or none, under a client token made of the gang's name."""
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from remuda.domain.offers import Purchase
-from remuda.domain.tasks import NetworkNeed, Scalar
+from remuda.domain.tasks import NetworkNeed, Scalar, VolumeKind
 from remuda.providers.aws.account import Account
 from remuda.providers.aws.books import Books, Instance, Record
 from remuda.providers.aws.errors import SAME_TOKEN, Fault, translate
@@ -14,7 +16,8 @@ from remuda.providers.aws.images import Images
 from remuda.providers.aws.market import Market
 from remuda.providers.aws.network import Networks, make_tags
 from remuda.providers.aws.shapes import Shape, split_patterns
-from remuda.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAgain
+from remuda.providers.aws.volumes import Volumes
+from remuda.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +63,22 @@ class Launcher:
         market: Market,
         books: Books,
         networks: Networks,
+        volumes: Volumes,
         settings: Mapping[str, Scalar],
         *,
         mark: str,
+        server: str,
         now: Callable[[], datetime],
     ) -> None:
         self._account, self._market, self._books, self._networks = account, market, books, networks
+        self._volumes = volumes
         self._images = Images(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
+        self._server = server  # its address, as nodes call it
+        self._choosing = asyncio.Lock()  # two gangs do not choose one volume
 
-    async def launch(self, gang: GangSpec, user_data: str) -> None:
-        """As Provider.launch; the caller holds the gang's lock."""
+    async def launch(self, gang: GangSpec, write: Callable[[Record], Awaitable[str]]) -> None:
+        """As Provider.launch; the caller holds the gang's lock. `write` makes the nodes' user data."""
         record = self._books.get(gang.name)
         if record is not None and (record.launched or record.removed or record.ended_at is not None):
             return
@@ -78,21 +86,27 @@ class Launcher:
         shape = await self._shape(gang)
         wishes = make_wishes(gang, self._settings)
         if record is None:
-            record = await self._plan(gang, shape, wishes)
-            self._books.put(record)
+            async with self._choosing if any(each.kind is VolumeKind.NAMED for each in gang.volumes) else nullcontext():
+                record = await self._plan(gang, shape, wishes)
+                self._books.put(record)
         tags = make_tags(self._mark, gang.name, gang.labels)
         try:
+            record = await self._volumes.make(record, gang.labels)
             record, groups = await self._make_network(record, shape, wishes, tags)
             request = await self._request(gang, record, shape, wishes, groups, tags)
+            user_data = await write(record)
             told = await self._account.call(region, "ec2", "run_instances", UserData=user_data, **request)
         except Fault as fault:
             if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
                 return
-            error = translate(fault, f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {region}")
-            await self._give_up(record, error)
+            what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {record.zone or region}"
+            error = translate(fault, what, making=True)
+            if _is_hidden(fault, record):
+                error = TryAgain(f"{what}: what was just made for it does not show yet: {fault}")
+            await self._give_up(self._books.get(gang.name) or record, error)
             raise error from fault
         except (NoCapacity, Refused) as error:
-            await self._give_up(record, error)
+            await self._give_up(self._books.get(gang.name) or record, error)
             raise
         instances = tuple(
             Instance(id=str(each["InstanceId"]), rank=int(each.get("AmiLaunchIndex", 0)), started_at=each["LaunchTime"])
@@ -112,12 +126,18 @@ class Launcher:
     async def _plan(self, gang: GangSpec, shape: Shape, wishes: Wishes) -> Record:
         """Choose what is not fixed by the gang. Raises NoCapacity, Refused, TryAgain."""
         offer = gang.offer
-        try:
-            subnet = await self._networks.subnet(offer.region, wishes.subnet, wishes.vpc, offer.zone)
-            if subnet is None and wishes.public_ip is not None:
-                subnet = await self._networks.default_subnet(offer.region, offer.zone)
-        except NotFound as error:
-            raise NoCapacity(str(error)) from error
+        disks, zone = await self._volumes.plan(gang)
+        there = self._market.zones(offer.region, shape.type)
+        if zone not in (None, *there):
+            raise NoCapacity(f"{offer.key}: EC2 has no {shape.type} in {zone}, only in {', '.join(there) or 'no zone'}")
+        subnet = None
+        if wishes.subnet or wishes.vpc or wishes.public_ip is not None or (disks and zone is None):  # else EC2 chooses
+            zones = there if zone is None else (zone,)
+            subnet = await self._networks.subnet(offer.region, wishes.subnet, wishes.vpc, zones)
+            many = wishes.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
+            given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
+            public = given if wishes.public_ip is None else wishes.public_ip
+            await self._networks.check_way(offer.region, subnet, self._server, public=public)
         reserved = await self._market.reservation(offer, gang.nodes)
         if reserved is None and offer.zone is not None and offer.purchase is not Purchase.SPOT:
             raise NoCapacity(f"{offer.key}: no reservation with {gang.nodes} free instances")
@@ -126,7 +146,7 @@ class Launcher:
         return Record(
             name=gang.name,
             region=offer.region,
-            zone=offer.zone,
+            zone=zone or (str(subnet["AvailabilityZone"]) if disks and subnet else None),
             type=offer.instance_type,
             spot=offer.purchase is Purchase.SPOT,
             nodes=gang.nodes,
@@ -137,8 +157,10 @@ class Launcher:
             subnet=str(subnet["SubnetId"]) if subnet else None,
             reservation=reserved.id if reserved else None,
             block=reserved.block if reserved else False,
+            ends_at=reserved.ends_at if reserved else None,
             makes_group=not wishes.groups,
             makes_placement=together and wishes.placement_group and reserved is None,
+            disks=disks,
         )
 
     async def _make_network(
@@ -153,8 +175,7 @@ class Launcher:
             return record, [record.group]
         vpc = wishes.vpc
         if record.subnet is not None and vpc is None:
-            found = await self._networks.subnet(record.region, record.subnet, None, None)
-            vpc = str(found["VpcId"]) if found else None
+            vpc = str((await self._networks.find_subnet(record.region, record.subnet))["VpcId"])
         whole = record.nodes > 1
         efa = whole and self._adapters(record, shape, wishes) > 0
         group = await self._networks.make_group(record.region, record.name, vpc, tags, whole=whole, efa=efa)
@@ -166,7 +187,7 @@ class Launcher:
         """How many Elastic Fabric Adapters each node gets. With several network cards there is no public address."""
         if not wishes.efa or record.nodes == 1 or not shape.efa:
             return 0
-        return shape.efa if record.subnet is not None and wishes.public_ip is not True else 1
+        return shape.efa if record.subnet is not None and wishes.public_ip is not True else int(shape.efa_card == 0)
 
     async def _request(
         self, gang: GangSpec, record: Record, shape: Shape, wishes: Wishes, groups: Sequence[str],
@@ -202,7 +223,9 @@ class Launcher:
             request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
         adapters = self._adapters(record, shape, wishes)
         if adapters or wishes.public_ip is not None:
-            request["NetworkInterfaces"] = make_interfaces(record.subnet, groups, adapters, wishes.public_ip)
+            request["NetworkInterfaces"] = make_interfaces(
+                record.subnet, groups, adapters, wishes.public_ip, first=shape.efa_card
+            )
         else:
             request["SecurityGroupIds"] = list(groups)
             request |= {"SubnetId": record.subnet} if record.subnet else {}
@@ -213,7 +236,8 @@ class Launcher:
         if isinstance(error, TryAgain):  # perhaps it was
             return
         try:
-            gone = await self._networks.remove_made(record)
+            gone = await self._volumes.remove_made(record)
+            gone = await self._networks.remove_made(record) and gone
         except (TryAgain, Refused):
             gone = False
         if gone:
@@ -222,22 +246,38 @@ class Launcher:
             self._books.put(replace(record, ended_at=self._now()))
 
 
+def _is_hidden(fault: Fault, record: Record) -> bool:
+    """Whether EC2 misses what it has made for this gang a moment ago, as it may.
+
+    https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
+    """
+    made = {"InvalidGroup.NotFound": record.group is not None, "InvalidPlacementGroup.Unknown": record.makes_placement}
+    return made.get(fault.code, False)
+
+
 def make_token(mark: str, gang: str) -> str:
     """Names the request for EC2: the same gang of the same installation is granted once. At most 64 characters."""
     return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
 
 
 def make_interfaces(
-    subnet: str | None, groups: Sequence[str], adapters: int, public_ip: bool | None
+    subnet: str | None, groups: Sequence[str], adapters: int, public_ip: bool | None, *, first: int = 0
 ) -> list[Mapping[str, object]]:
-    """Network interfaces: one, or with EFA one for each card; the first is the machine's address."""
+    """Network interfaces: one, or with EFA one for each card from `first` on; card 0 is the machine's address.
+
+    Devices are counted on each card anew, and some cards take but one:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    """
     found: list[Mapping[str, object]] = []
-    for card in range(max(1, adapters)):
-        each: dict[str, object] = {"DeviceIndex": min(card, 1), "Groups": list(groups), "DeleteOnTermination": True}
+    cards = range(max(1, first + adapters if adapters else 1))
+    for card in cards:
+        each: dict[str, object] = {"DeviceIndex": 0, "Groups": list(groups), "DeleteOnTermination": True}
         each |= {"SubnetId": subnet} if subnet else {}
         if adapters:
-            each |= {"InterfaceType": "efa" if card == 0 else "efa-only", "NetworkCardIndex": card}
-        if card == 0 and public_ip is not None and adapters <= 1:
+            each["NetworkCardIndex"] = card
+        if adapters and card >= first:
+            each["InterfaceType"] = "efa" if card == 0 else "efa-only"
+        if card == 0 and public_ip is not None and len(cards) == 1:
             each["AssociatePublicIpAddress"] = public_ip
         found.append(each)
     return found

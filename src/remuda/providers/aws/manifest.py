@@ -5,9 +5,9 @@ from datetime import timedelta
 
 from remuda.providers.base import Feature, Manifest, Setting, SettingKind
 from remuda.providers.notices import NoticeSource, NoticeToken
+from remuda.providers.settings import text
 
 LACKS: Mapping[Feature, str] = {
-    Feature.VOLUMES: "named volumes (EBS) are not attached yet; use `checkpoint`, or copy to and from a bucket",
     Feature.CAPACITY: "EC2 does not say how much is free; a launch is tried, and the next best place follows at once",
 }
 
@@ -38,10 +38,6 @@ NOTICES = (
 )
 
 
-def _text(name: str, consequence: str, default: str | None = None) -> Setting:
-    return Setting(name=name, kind=SettingKind.TEXT, default=default, consequence=consequence)
-
-
 MANIFEST = Manifest(
     name="aws",
     title="Amazon EC2",
@@ -51,18 +47,18 @@ MANIFEST = Manifest(
     notices=NOTICES,
     notice=timedelta(minutes=2),
     settings=(
-        _text(
+        text(
             "regions",
             "Names with commas between them; only these are used. Unset: the region of the AWS configuration.",
         ),
-        _text("profile", "The profile of `~/.aws` to act as. Unset: credentials are found as every AWS tool does."),
-        _text("endpoint", "Every call goes to this address, as for a private endpoint. Unset: AWS's own."),
-        _text(
+        text("profile", "The profile of `~/.aws` to act as. Unset: credentials are found as every AWS tool does."),
+        text("endpoint", "Every call goes to this address, as for a private endpoint. Unset: AWS's own."),
+        text(
             "instances",
             "Patterns with commas between them, such as `p5.*, g6.xlarge`; only these types are offered. Unset: every "
             "type with accelerators, and the families c7i, m7i, r7i and t3.",
         ),
-        _text(
+        text(
             "image",
             "The machine image: an AMI's id, or the name of a parameter of Systems Manager that holds one. Unset: the "
             "newest AWS Deep Learning Base image (Ubuntu 22.04) for types with NVIDIA GPUs, Amazon Linux 2023 else.",
@@ -71,16 +67,16 @@ MANIFEST = Manifest(
             name="disk_gib", kind=SettingKind.INTEGER, unit="GiB", default=100, minimum=8,
             consequence="Size of a node's root disk where a task asks for none; an image may need more.",
         ),
-        _text("disk_type", "Type of the root disk where a task names none.", "gp3"),
-        _text("vpc", "Nodes are in this VPC where a task names none. Unset: the region's default VPC."),
-        _text("subnet", "Nodes are in this subnet where a task names none. Unset: one that EC2 chooses in the VPC."),
-        _text(
+        text("disk_type", "Type of the root disk where a task names none.", "gp3"),
+        text("vpc", "Nodes are in this VPC where a task names none. Unset: the region's default VPC."),
+        text("subnet", "Nodes are in this subnet where a task names none. Unset: one that EC2 chooses in the VPC."),
+        text(
             "security_groups",
             "Ids with commas between them, where a task names none. Unset: each gang has one of its own, which lets "
             "nobody in but the gang itself, and is removed afterwards.",
         ),
-        _text("key", "A key pair that nodes let in, where a task names none. Unset: nobody can log in by SSH."),
-        _text(
+        text("key", "A key pair that nodes let in, where a task names none. Unset: nobody can log in by SSH."),
+        text(
             "reservations",
             "Capacity reservations and capacity blocks (`cr-...`), with commas between them, that may be used.",
         ),

@@ -1,13 +1,15 @@
 """The least that a gang needs of a network where its task names none: made before a launch, removed after the end."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from ipaddress import IPv4Address, ip_network
+from urllib.parse import urlsplit
 
-from remuda.providers.aws.account import Account, Json
+from remuda.providers.aws.account import Account, Json, camel
 from remuda.providers.aws.books import Record
 from remuda.providers.aws.errors import Fault, translate
 from remuda.providers.aws.policy import TAG
-from remuda.providers.base import NotFound, Refused, TryAgain
+from remuda.providers.base import NoCapacity, NotFound, Refused, TryAgain
 
 GANG = "remuda:gang"
 _MOST_TAGS = 45  # AWS takes 50
@@ -32,35 +34,80 @@ def filters(mark: str, gang: str | None = None) -> Sequence[Mapping[str, object]
     return own if gang is None else [*own, {"Name": f"tag:{GANG}", "Values": [gang]}]
 
 
+def read_tag(told: Json, key: str) -> str:
+    """A tag of what EC2 describes; "" where it has none of that name."""
+    return next((str(tag["Value"]) for tag in told.get("Tags", []) if tag["Key"] == key), "")
+
+
 class Networks:
     """Security groups and placement groups of one installation's gangs."""
 
     def __init__(self, account: Account, mark: str) -> None:
         self._account, self._mark = account, mark
 
-    async def subnet(self, region: str, named: str | None, vpc: str | None, zone: str | None) -> Json | None:
-        """The subnet that is named, or one of the VPC in the zone; None: EC2 may choose in the default VPC."""
-        if named is None and vpc is None:
-            return None
-        query = [{"Name": "subnet-id" if named else "vpc-id", "Values": [named or vpc]}]
-        found = await self._account.pages(region, "ec2", "describe_subnets", "Subnets", Filters=query)
-        fits = [each for each in found if zone is None or each.get("AvailabilityZone") == zone]
-        if not fits and named is None:
-            raise Refused(f"network: the VPC {vpc} has no subnet{f' in {zone}' if zone else ''} in {region}")
+    async def find_subnet(self, region: str, named: str) -> Json:
+        """Raises Refused where there is none."""
+        found = await self._subnets(region, "subnet-id", named)
         if not found:
             raise Refused(f"network: there is no subnet {named} in {region}")
+        return found[0]
+
+    async def subnet(self, region: str, named: str | None, vpc: str | None, zones: Collection[str]) -> Json:
+        """The subnet that is named, or the one with most room of the VPC (None: the default one), in one of the zones.
+
+        Raises Refused where there is none at all, NoCapacity where there is none in these zones.
+        """
+        found, what = ([await self.find_subnet(region, named)], "") if named else ([], "")
+        if vpc is not None and not named:
+            found, what = await self._subnets(region, "vpc-id", vpc), f"the VPC {vpc} has no subnet"
+        elif not named:
+            found, what = await self._subnets(region, "default-for-az", "true"), "the account has no default subnet"
+        if not found:
+            raise Refused(f"network: {what} in {region}; name one")
+        fits = [each for each in found if each.get("AvailabilityZone") in zones]
         if not fits:
-            raise NotFound(f"network: the subnet {named} is not in {zone}")
+            text = f"the subnet {named} is not" if named else what
+            raise NoCapacity(f"network: {text} in {' or '.join(sorted(zones))}, where such nodes can be")
         return max(fits, key=lambda each: (int(each.get("AvailableIpAddressCount", 0)), str(each["SubnetId"])))
 
-    async def default_subnet(self, region: str, zone: str | None) -> Json:
-        """One of the default VPC's. Raises Refused where the account has none."""
-        query = [{"Name": "default-for-az", "Values": ["true"]}]
-        found = await self._account.pages(region, "ec2", "describe_subnets", "Subnets", Filters=query)
-        fits = [each for each in found if zone is None or each.get("AvailabilityZone") == zone]
-        if not fits:
-            raise Refused(f"network: the account has no default subnet in {zone or region}; name a subnet")
-        return max(fits, key=lambda each: (int(each.get("AvailableIpAddressCount", 0)), str(each["SubnetId"])))
+    async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
+        """Raises Refused where the routes of a subnet lead no node to the server's address on the internet.
+
+        A server with a name, or an address of a private network, may be anywhere: of those nothing is said.
+        """
+        address = _read_address(server)
+        if address is None:
+            return
+        own = [{"Name": "association.subnet-id", "Values": [str(subnet["SubnetId"])]}]
+        main = [{"Name": "vpc-id", "Values": [str(subnet["VpcId"])]}, {"Name": "association.main", "Values": ["true"]}]
+        try:
+            tables = await self._tables(region, own) or await self._tables(region, main)
+        except Refused:  # who may not look at routes launches all the same, and sees whether nodes come
+            return
+        routes = [each for table in tables for each in table.get("Routes", []) if each.get("State") != "blackhole"]
+        if any("DestinationPrefixListId" in each for each in routes):  # what is in such a list is not told here
+            return
+        leads = [
+            each for each in routes if address in ip_network(each.get("DestinationCidrBlock", "255.255.255.255/32"))
+        ]
+        where = f"network: nodes in the subnet {subnet['SubnetId']} cannot call the server at {address}"
+        if not leads:
+            raise Refused(
+                f"{where}: its route table leads nowhere there; give it a NAT gateway, or name another subnet"
+            )
+        way = max(leads, key=lambda each: ip_network(each["DestinationCidrBlock"]).prefixlen)
+        if str(way.get("GatewayId", "")).startswith("igw-") and not public:
+            raise Refused(
+                f"{where}: its way out is an internet gateway, which serves public addresses alone, and they get none; "
+                "set `public_ip: true`, or name a subnet with a NAT gateway"
+            )
+
+    async def _tables(self, region: str, query: Sequence[Mapping[str, object]]) -> list[Json]:
+        return await self._account.pages(region, "ec2", "describe_route_tables", "RouteTables", Filters=query)
+
+    async def _subnets(self, region: str, name: str, value: str) -> list[Json]:
+        query = [{"Name": name, "Values": [value]}]
+        return await self._account.pages(region, "ec2", "describe_subnets", "Subnets", Filters=query)
 
     async def make_group(
         self, region: str, gang: str, vpc: str | None, tags: Sequence[Mapping[str, str]], *, whole: bool, efa: bool
@@ -77,7 +124,7 @@ class Networks:
             group = str((await self._account.call(region, "ec2", "create_security_group", **arguments))["GroupId"])
         except Fault as fault:
             if fault.code != "InvalidGroup.Duplicate":  # an answer of ours that was lost
-                raise translate(fault, f"CreateSecurityGroup in {region}") from fault
+                raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
             group = await self._find_group(region, gang)
         if whole:
             await self._allow(region, group, "authorize_security_group_ingress")
@@ -94,7 +141,7 @@ class Networks:
             )  # fmt: skip
         except Fault as fault:
             if fault.code != "InvalidPlacementGroup.Duplicate":
-                raise translate(fault, f"CreatePlacementGroup in {region}") from fault
+                raise translate(fault, f"CreatePlacementGroup in {region}", making=True) from fault
 
     async def left(self, region: str, gang: str | None = None) -> tuple[Sequence[Json], Sequence[Json]]:
         """Security groups and placement groups of ours that are there."""
@@ -137,14 +184,25 @@ class Networks:
         try:
             await self._account.call(region, "ec2", operation, GroupId=group, IpPermissions=[rule])
         except Fault as fault:
+            if fault.code == "InvalidGroup.NotFound":
+                raise TryAgain(f"the security group {group} was made in {region} and does not show yet") from fault
             if fault.code != "InvalidPermission.Duplicate":
-                raise translate(fault, f"{operation} in {region}") from fault
+                raise translate(fault, f"{camel(operation)} in {region}", making=True) from fault
 
     async def _find_group(self, region: str, gang: str) -> str:
         groups, _ = await self.left(region, gang)
         if not groups:
             raise TryAgain(f"the security group {gang} exists in {region} and does not show yet")
         return str(groups[0]["GroupId"])
+
+
+def _read_address(server: str) -> IPv4Address | None:
+    """The server's address on the internet; None where it has a name or is elsewhere."""
+    try:
+        address = IPv4Address(urlsplit(server).hostname or "")
+    except ValueError:
+        return None
+    return address if address.is_global else None
 
 
 def _fit(text: str, length: int) -> str:

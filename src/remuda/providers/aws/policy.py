@@ -4,6 +4,7 @@ import json
 
 # Every action that this package calls, and what for; a test's stand-in refuses whatever is not here.
 READS = (
+    "ec2:DescribeAvailabilityZones",
     "ec2:DescribeCapacityReservations",
     "ec2:DescribeImages",
     "ec2:DescribeInstanceTypeOfferings",
@@ -11,21 +12,25 @@ READS = (
     "ec2:DescribeInstances",
     "ec2:DescribePlacementGroups",
     "ec2:DescribeRegions",
+    "ec2:DescribeRouteTables",
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeSpotPriceHistory",
     "ec2:DescribeSubnets",
+    "ec2:DescribeVolumes",
     "pricing:GetProducts",
     "servicequotas:ListServiceQuotas",
     "ssm:GetParameter",
     "sts:GetCallerIdentity",
 )
-MAKES = ("ec2:RunInstances", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:CreateTags")
+MAKES = ("ec2:RunInstances", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:CreateVolume")
 # Only of what carries our tag: whatever else the account holds cannot be touched.
 CHANGES_OURS = (
     "ec2:AuthorizeSecurityGroupEgress",
     "ec2:AuthorizeSecurityGroupIngress",
     "ec2:DeletePlacementGroup",
     "ec2:DeleteSecurityGroup",
+    "ec2:DeleteVolume",
+    "ec2:ModifyInstanceAttribute",
     "ec2:TerminateInstances",
 )
 TAG = "remuda:installation"
@@ -35,21 +40,32 @@ def make_policy() -> str:
     """IAM JSON. Tags can be given only to what is being made in the same call."""
     statements = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
-        {"Sid": "Make", "Effect": "Allow", "Action": [each for each in MAKES if "Tags" not in each], "Resource": "*"},
+        {"Sid": "Make", "Effect": "Allow", "Action": list(MAKES), "Resource": "*"},
         {
             "Sid": "TagWhatIsMade",
             "Effect": "Allow",
             "Action": "ec2:CreateTags",
             "Resource": "*",
-            "Condition": {
-                "StringEquals": {"ec2:CreateAction": ["RunInstances", "CreateSecurityGroup", "CreatePlacementGroup"]}
-            },
+            "Condition": {"StringEquals": {"ec2:CreateAction": [each.removeprefix("ec2:") for each in MAKES]}},
         },
         {
             "Sid": "ChangeOurs",
             "Effect": "Allow",
             "Action": list(CHANGES_OURS),
             "Resource": "*",
+            "Condition": {"Null": {f"aws:ResourceTag/{TAG}": "false"}},
+        },
+        {  # any volume that a task names, to a node of ours
+            "Sid": "AttachVolumes",
+            "Effect": "Allow",
+            "Action": "ec2:AttachVolume",
+            "Resource": "arn:aws:ec2:*:*:volume/*",
+        },
+        {
+            "Sid": "AttachToOurs",
+            "Effect": "Allow",
+            "Action": "ec2:AttachVolume",
+            "Resource": "arn:aws:ec2:*:*:instance/*",
             "Condition": {"Null": {f"aws:ResourceTag/{TAG}": "false"}},
         },
         {

@@ -23,9 +23,9 @@ Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, since, price
 
 
 async def fetch_on_demand(account: Account, region: str, types: Sequence[str]) -> Mapping[str, HourlyRate]:
-    """On-demand prices by instance type; of few types each is asked for, else the region's whole list is read."""
+    """On-demand prices by instance type; few types are asked for one by one, else the region's whole list is read."""
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
-    asked = [[*base, _filter("instanceType", each)] for each in types] if len(types) <= 20 else [base]
+    asked = [[*base, _filter("instanceType", each)] for each in types] if 0 < len(types) <= 20 else [base]
     found: dict[str, HourlyRate] = {}
     for filters in asked:
         items = await account.pages(

@@ -7,15 +7,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task
+from remuda.domain.places import VolumePlace
+from remuda.domain.tasks import Task, VolumeKind
 from remuda.providers.aws.account import Account
-from remuda.providers.aws.books import Books
+from remuda.providers.aws.books import Books, Record
 from remuda.providers.aws.launch import Launcher
 from remuda.providers.aws.manifest import NOTICES
 from remuda.providers.aws.market import Market
-from remuda.providers.aws.network import GANG, Networks, mark_of
+from remuda.providers.aws.network import GANG, Networks, mark_of, read_tag
 from remuda.providers.aws.policy import make_policy
 from remuda.providers.aws.sight import Sight
+from remuda.providers.aws.volumes import MOST, Volumes, list_node_disks
 from remuda.providers.base import (
     GangSeen,
     GangSpec,
@@ -27,9 +29,10 @@ from remuda.providers.base import (
     Refused,
     TryAgain,
 )
-from remuda.providers.hosts.userdata import Metadata, make_user_data
+from remuda.providers.hosts.userdata import KnownEnd, Metadata, make_user_data
 
 _METADATA = "http://169.254.169.254/latest/meta-data"
+_VOLUMES_AGE = timedelta(minutes=1)
 _LONELY = timedelta(minutes=10)  # an intent so old, of which EC2 shows nothing, was never granted
 _CLOSING_S = 10
 _TIDY_AGAIN = timedelta(seconds=5)  # between two tries to remove what is still in use
@@ -37,7 +40,7 @@ _NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see
 
 
 class AwsProvider:
-    """Implements Provider, ChecksTasks, Introduces, StatesPolicy and Closes."""
+    """Implements Provider, HasParts, HoldsVolumes, ChecksTasks, Introduces, StatesPolicy and Closes."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext, account: Account | None = None) -> None:
         self.manifest = manifest
@@ -47,19 +50,30 @@ class AwsProvider:
         self._market = Market(self._account, context.settings, context.home, context.now)
         self._books = Books(context.home / self._mark, context.now)
         self._networks = Networks(self._account, self._mark)
+        self._volumes = Volumes(self._account, self._books, self._mark)
+        self._volumes_seen: tuple[datetime, Sequence[VolumePlace]] | None = None
         self._sight = Sight(self._account, self._books, self._mark, manifest.settle, context.now)
         self._tidy_after: dict[str, datetime] = {}
         self._launcher = Launcher(
-            self._account, self._market, self._books, self._networks, context.settings,
-            mark=self._mark, now=context.now,
+            self._account, self._market, self._books, self._networks, self._volumes, context.settings,
+            mark=self._mark, server=context.outside.address if context.outside else "", now=context.now,
         )  # fmt: skip
 
     async def offers(self) -> Sequence[Offer]:
         return await self._market.offers()
 
+    def silent(self) -> Sequence[str]:
+        return self._market.silent
+
     async def launch(self, gang: GangSpec) -> None:
         async with self._books.lock(gang.name):
-            await self._launcher.launch(gang, await self._user_data(gang))
+            await self._launcher.launch(gang, lambda record: self._user_data(gang, record))
+
+    async def volumes(self) -> Sequence[VolumePlace]:
+        now, known = self._context.now(), self._volumes_seen
+        if known is None or now - known[0] >= _VOLUMES_AGE:
+            known = self._volumes_seen = (now, await self._volumes.places(await self._account.regions()))
+        return known[1]
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         regions = await self._regions(name)
@@ -69,6 +83,7 @@ class AwsProvider:
             await self._end(each)
         if late:
             seen = await self._sight.look(regions, name)
+        await self._attach([each.name for each in seen if each.state is GangState.RUNNING])
         if name is None:
             await self._tidy_all(regions)
         else:
@@ -86,6 +101,7 @@ class AwsProvider:
     async def close(self) -> None:
         """Tidies up once more: nobody may look here again for long."""
         if any(not each.tidy and (each.removed or each.ended_at) for each in self._books.records.values()):
+            self._tidy_after.clear()
             with suppress(ProviderError, TimeoutError):
                 async with asyncio.timeout(_CLOSING_S):
                     await self.gangs()
@@ -96,6 +112,11 @@ class AwsProvider:
         reasons = [] if self._context.outside is not None else [f"providers: {_NO_WAY}"]
         if need is not None and need.subnet and need.vpc:
             reasons.append("resources.network: a subnet is in one VPC; name one of the two")
+        named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
+        if named and task.nodes > 1:
+            reasons.append("volumes: an EBS volume is one node's; use NFS, or copy to and from a bucket")
+        if len(named) > MOST:
+            reasons.append(f"volumes: a node has at most {MOST} volumes by name")
         return reasons
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
@@ -107,7 +128,9 @@ class AwsProvider:
             mine = [offer for offer in offers if offer.region == region]
             kinds = len({offer.instance_type for offer in mine})
             facts.append((f"offers in {region}", f"{len(mine)}, of {kinds} instance types"))
-            facts += await self._quotas(region)
+            facts += self._quotas(region)
+            facts += [(f"reservation {name}", text) for name, text in sorted(self._market.reserved(region).items())]
+        facts += [("silent", problem) for problem in self.silent()]
         outside = self._context.outside
         facts.append(("nodes call", outside.address if outside is not None else f"nobody: {_NO_WAY}"))
         return facts
@@ -115,29 +138,22 @@ class AwsProvider:
     def policy(self) -> str:
         return make_policy()
 
-    async def _quotas(self, region: str) -> list[tuple[str, str]]:
+    def _quotas(self, region: str) -> list[tuple[str, str]]:
         """The account's limits on vCPUs by family, where it may read them."""
-        try:
-            told = await self._account.pages(
-                region, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="ec2"
-            )
-        except ProviderError as error:
-            return [(f"quotas in {region}", f"cannot be read: {error}")]
-        ours = {
-            str(each["QuotaName"]): float(each["Value"])
-            for each in told
-            if str(each["QuotaName"]).startswith("Running On-Demand") or "Spot Instance Requests" in each["QuotaName"]
-        }
-        return [(f"{name} in {region}", f"{value:g} vCPUs") for name, value in sorted(ours.items())]
+        limits, problem = self._market.quotas(region)
+        facts = [(f"{name} in {region}", f"{value:g} vCPUs") for name, value in sorted(limits.items())]
+        return [*facts, *([(f"quotas in {region}", f"cannot be read: {problem}")] if problem else [])]
 
-    async def _user_data(self, gang: GangSpec) -> str:
+    async def _user_data(self, gang: GangSpec, record: Record) -> str:
         outside = self._context.outside
         if outside is None:
             raise Refused(_NO_WAY)
         metadata = Metadata(
             rank=f"{_METADATA}/ami-launch-index", address=f"{_METADATA}/local-ipv4", token=NOTICES[0].token
         )
-        text: str = await self._account.run(lambda: make_user_data(gang, outside, metadata, NOTICES))
+        disks = list_node_disks(record)
+        end = KnownEnd(at=record.ends_at, source=NOTICES[0].source) if record.ends_at is not None else None
+        text: str = await self._account.run(lambda: make_user_data(gang, outside, metadata, NOTICES, disks, end))
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
@@ -151,6 +167,16 @@ class AwsProvider:
     def _is_removed(self, name: str) -> bool:
         record = self._books.get(name)
         return record is not None and record.removed
+
+    async def _attach(self, names: Sequence[str]) -> None:
+        """Give nodes that run the disks that they wait for."""
+        for name in names:
+            record = self._books.get(name)
+            if record is None or record.removed or all(disk.attached for disk in record.disks):
+                continue
+            async with self._books.lock(name):
+                with suppress(ProviderError):  # whoever looks at gangs learns of them; the node tells what it lacks
+                    await self._volumes.attach(record)
 
     async def _end(self, name: str) -> None:
         """Terminate every instance that EC2 shows of a gang, and those that the books know."""
@@ -183,11 +209,15 @@ class AwsProvider:
             if now < self._tidy_after.get(name, now):
                 continue
             self._tidy_after[name] = now + _TIDY_AGAIN
-            made = record.makes_group or record.makes_placement
+            made = record.makes_group or record.makes_placement or any(disk.made for disk in record.disks)
             with suppress(TryAgain, Refused):
-                if not made or await self._networks.remove_made(record):
+                if not made or await self._remove_made(record):
                     self._books.put(replace(record, tidy=True))
                     self._tidy_after.pop(name, None)
+
+    async def _remove_made(self, record: Record) -> bool:
+        gone = await self._volumes.remove_made(record)
+        return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
         """As `_tidy`, and what no gang that lives or is being launched can need, whoever has forgotten it."""
@@ -201,6 +231,6 @@ class AwsProvider:
             with suppress(TryAgain, Refused):
                 groups, placements = await self._networks.left(region)
                 for each in [*groups, *placements]:
-                    name = next((str(tag["Value"]) for tag in each.get("Tags", []) if tag["Key"] == GANG), "")
+                    name = read_tag(each, GANG)
                     if name and name not in self._books.records and not self._books.lock(name).locked():
                         await self._networks.remove(region, name)

@@ -21,7 +21,8 @@ class Shape:
     accelerator_count: int = 0
     accelerator_memory_mib: int = 0
     network_mbps: int | None = None
-    efa: int = 0  # Elastic Fabric Adapters that it can have
+    efa: int = 0  # Elastic Fabric Adapters that it can have, one on each network card
+    efa_card: int = 0  # the first card with one; with 1 the machine's own address is on a card without
     cluster: bool = False  # can be in a cluster placement group
     nvidia: bool = False
     architecture: str = "x86_64"
@@ -44,6 +45,7 @@ def read_shape(told: Json) -> Shape | None:
     if (told.get("InferenceAcceleratorInfo") or told.get("FpgaInfo") or told.get("MediaAcceleratorInfo")) and not count:
         return None
     network = told.get("NetworkInfo") or {}
+    fabric = _list_fabric(network)
     cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
     classes = told.get("SupportedUsageClasses") or ("on-demand",)
     architectures = (told.get("ProcessorInfo") or {}).get("SupportedArchitectures") or ("x86_64",)
@@ -55,13 +57,27 @@ def read_shape(told: Json) -> Shape | None:
         accelerator_count=count,
         accelerator_memory_mib=(known.memory_mib or memory) if known else 0,
         network_mbps=round(sum(cards) * 1000) if cards and all(cards) else None,
-        efa=int((network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0)) if network.get("EfaSupported") else 0,
+        efa=len(fabric),
+        efa_card=min(fabric, default=0),
         cluster="cluster" in (told.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
         nvidia=any(gpu.get("Manufacturer") == "NVIDIA" for gpu in (told.get("GpuInfo") or {}).get("Gpus", [])),
         architecture="arm64" if "arm64" in architectures else "x86_64",
         spot="spot" in classes,
         on_demand="on-demand" in classes,
     )
+
+
+def _list_fabric(network: Json) -> Sequence[int]:
+    """Network cards that take an Elastic Fabric Adapter, as many as the type may have."""
+    if not network.get("EfaSupported"):
+        return ()
+    most = int((network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0))
+    cards = network.get("NetworkCards", [])
+    return [
+        int(card.get("NetworkCardIndex", place))
+        for place, card in enumerate(cards)
+        if "efa" in card.get("InterfaceTypes", ("efa",))  # older answers do not say
+    ][:most]
 
 
 def split_patterns(text: str) -> Sequence[str]:

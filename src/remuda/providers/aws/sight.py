@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from remuda.domain.units import HourlyRate
 from remuda.providers.aws.account import Account, Json
 from remuda.providers.aws.books import Books, Instance, Record
-from remuda.providers.aws.network import GANG, filters
+from remuda.providers.aws.network import GANG, filters, read_tag
 from remuda.providers.aws.prices import fetch_spot
 from remuda.providers.base import GangSeen, GangState, NodeSeen, ProviderError
 
@@ -32,7 +32,7 @@ class Sight:
         shown: dict[str, list[Json]] = {}
         for region in regions:
             for told in await self.describe(region, name):
-                gang = _tag(told, GANG)
+                gang = read_tag(told, GANG)
                 shown.setdefault(gang, []).append({**told, "_region": region})
         names = {*shown, *(each.name for each in self._books.records.values() if each.region in regions)}
         found = [await self._see(each, shown.get(each, [])) for each in sorted(names) if name in (None, each)]
@@ -58,6 +58,9 @@ class Sight:
         ended_at = max((each.ended_at for each in instances if each.ended_at), default=None) if over else None
         record = replace(record, launched=True, instances=instances, ended_at=ended_at)
         record = await self._rate(record)
+        now = self._books.get(name)
+        if now is not None:  # what was written meanwhile stays
+            record = replace(record, removed=now.removed, tidy=now.tidy, disks=now.disks)
         self._books.put(record)
         return make_seen(record, states)
 
@@ -166,10 +169,6 @@ def _recall(name: str, shown: Sequence[Json], now: datetime) -> Record:
         makes_placement=True,
         launched=True,
     )
-
-
-def _tag(told: Json, key: str) -> str:
-    return next((str(tag["Value"]) for tag in told.get("Tags", []) if tag["Key"] == key), "")
 
 
 def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:

@@ -1,4 +1,4 @@
-"""A task as the body of a batch script that runs without Remuda: what Slurm's and PBS's exports have in common."""
+"""A task as work that runs without Remuda: what the exports of Slurm, PBS and Kubernetes have in common."""
 
 import re
 import shlex
@@ -31,7 +31,12 @@ def list_notes(task: Task) -> Sequence[str]:
 
 
 def list_exports(task: Task, nodes: int) -> Sequence[str]:
-    """`export` lines of what Remuda would promise the work on every node, but for its rank and the first address."""
+    """`list_variables` as `export` lines."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()]
+
+
+def list_variables(task: Task, nodes: int) -> dict[str, str]:
+    """What Remuda would promise the work on every node, but for its rank and the addresses."""
     variables = dict(task.env)
     for name, value in task.params.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -39,7 +44,7 @@ def list_exports(task: Task, nodes: int) -> Sequence[str]:
     variables |= {"MASTER_PORT": str(MASTER_PORT), "NNODES": str(nodes)}
     if task.checkpoint is not None:
         variables["REMUDA_CHECKPOINT_DIR"] = task.checkpoint.path
-    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return variables
 
 
 def make_work(task: Task) -> str:

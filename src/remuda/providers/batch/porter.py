@@ -23,6 +23,14 @@ HOT_S = 30.0  # how long after a sign of life looks come as fast as they do
 LETTER_LIMIT = 64 * 1024 * 1024
 
 
+class Wrong(Exception):
+    """What a person must change; the message says all."""
+
+
+class Missing(OSError):
+    """What is not there: for good, or until a file system is mounted again; the message says all."""
+
+
 class Porter:
     """Answers requests until its input ends."""
 
@@ -50,7 +58,8 @@ class Porter:
             self._send({"id": number, "result": result})
         except Exception as error:  # noqa: BLE001 - whatever went wrong, somebody waits for an answer
             kind = "passing" if isinstance(error, OSError) else "fault"
-            self._send({"id": number, "error": f"{type(error).__name__}: {error}", "kind": kind})
+            text = str(error) if isinstance(error, (Wrong, Missing)) else f"{type(error).__name__}: {error}"
+            self._send({"id": number, "error": text, "kind": kind})
 
     def _send(self, head: dict[str, Any], data: bytes = b"") -> None:
         head["size"] = len(data)
@@ -63,10 +72,13 @@ class Porter:
     def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
         """Make the shared folder; who and where we are, and which of the tools there are."""
         path = os.path.abspath(os.path.expanduser(folder))
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise Missing(f"the folder {path} cannot be made: {error.strerror}; name another by `folder`") from error
         state = os.stat(path)
         if state.st_uid != os.getuid() or state.st_mode & 0o077:
-            raise ValueError(f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or name another")
+            raise Wrong(f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or name another by `folder`")
         return {
             "folder": path,
             "uid": os.getuid(),
@@ -87,6 +99,8 @@ class Porter:
                 env={**os.environ, **env},
                 cwd="/",
             )
+        except FileNotFoundError:
+            return {"code": 127, "out": "", "err": f"{argv[0]}: command not found"}  # as a shell says it
         except subprocess.TimeoutExpired:
             return {"code": None, "out": "", "err": f"no answer within {timeout_s:g} s"}
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")

@@ -6,6 +6,7 @@ The line is made when it is needed and made again after it broke; what was under
 import asyncio
 import os
 import shlex
+import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from remuda.domain.tasks import Scalar
 from remuda.providers.base import ProviderError, Refused, TryAgain
 
 _KEPT = frozenset(
@@ -22,6 +24,7 @@ _KEPT = frozenset(
 )
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
 _CALL_S = 60.0
+_NO_COMMAND = 127  # as shells say it
 _STDERR_BYTES = 4000
 _PROGRAM = (Path(__file__).parent / "porter.py").read_bytes()
 _BOOT = "import sys; exec(compile(sys.stdin.buffer.read(%d), 'remuda-porter', 'exec'), {'__name__': '__main__'})"
@@ -75,6 +78,32 @@ class Where:
         porter = [self.python, "-I", "-S", "-c", _BOOT % len(_PROGRAM)]
         return [*_SSH, *self.ssh_options, self.host, shlex.join(porter)] if self.host else porter
 
+    def say_missing(self, tool: str) -> str:
+        """That the login node lacks a command, and what to do."""
+        if not self.host:
+            return f"this machine has no {tool}: name the cluster's login node by the setting `host`"
+        return f"the login node {self.host} has no {tool}: `ssh {self.host} which {tool}` must find it"
+
+
+def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
+    """The words of a setting, as a shell reads them. Raises Refused."""
+    text = str(settings.get(name, ""))
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise Refused(f"{name} = {text!r}: {str(error).lower()}") from error
+
+
+def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> Where:
+    """As a batch system's settings say; `tools` are its commands."""
+    return Where(
+        host=str(settings.get("host", "")),
+        ssh_options=read_words(settings, "ssh_options"),
+        python=str(settings.get("python", "")) or "python3",
+        folder=str(settings.get("folder", "")) or "~/.remuda-cluster",
+        tools=tools,
+    )
+
 
 class _Line:
     """One living porter."""
@@ -126,8 +155,7 @@ class _Line:
     async def _end(self) -> None:
         self.broken = True
         self.letters.put_nowait(None)
-        with suppress(ProcessLookupError):
-            self.process.kill()
+        self._kill()
         await self.process.wait()
         await asyncio.wait([self.tasks[1]], timeout=1)
         said = " ".join(self.stderr.decode("utf-8", "replace").split())[-600:]
@@ -139,9 +167,14 @@ class _Line:
                 waiting.set_exception(error)
         self.waiting.clear()
 
+    def _kill(self) -> None:
+        # Not by `Process.kill`, which looks whether it has ended and so takes its exit code from asyncio.
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
+
     async def close(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
+        self._kill()
         await asyncio.wait(self.tasks)
 
 
@@ -162,9 +195,12 @@ class Seat:
     async def run(
         self, argv: Sequence[str], data: bytes = b"", *, timeout_s: float = 30, env: Mapping[str, str] | None = None
     ) -> Done:
-        """Run a command on the login node."""
-        done = await self._ask("run", data, argv=list(argv), timeout_s=timeout_s, env=dict(env or {}))
-        return msgspec.convert(done, Done)
+        """Run a command on the login node. Raises TryAgain where it has no such command, or not yet."""
+        told = await self._ask("run", data, argv=list(argv), timeout_s=timeout_s, env=dict(env or {}))
+        done = msgspec.convert(told, Done)
+        if done.code == _NO_COMMAND:
+            raise TryAgain(self._where.say_missing(argv[0]))
+        return done
 
     async def make(self, path: str, files: Mapping[str, bytes], unless: Sequence[str] = ()) -> bool:
         """Make a folder with files, all at once; False where it is there already, or one of `unless` is."""

@@ -1,11 +1,12 @@
 """Parts of nodes as offers: so many accelerators with their share of CPUs and memory, or CPUs alone."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from remuda.catalog.accelerators import find_accelerator, nominal_memory
+from remuda.catalog.accelerators import find_accelerator, is_match, nominal_memory
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.units import HourlyRate
+from remuda.domain.units import HourlyRate, parse_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +27,35 @@ class Prices:
     node: HourlyRate
 
 
+class RateOf:
+    """What one accelerator costs by the hour: "2.5", or "H100=2.5 A100=1.2 1" with the rest last."""
+
+    def __init__(self, text: str) -> None:
+        words = text.replace(",", " ").split()
+        self._named = [(name, parse_rate(rate)) for name, equals, rate in (w.partition("=") for w in words) if equals]
+        plain = [parse_rate(word) for word in words if "=" not in word]
+        if len(plain) > 1:
+            raise ValueError(f"{text!r} has more than one rate without a name")
+        self._rest = plain[0] if plain else HourlyRate(0)
+
+    def __call__(self, product: str) -> HourlyRate:
+        name, _ = identify_gpu(product)
+        return next((rate for wish, rate in self._named if is_match(name, wish)), self._rest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an offer is: `taken` says that its nodes may be taken back, `widest` how many CPUs a node has at most."""
+    """Where an offer is: `taken` says that its nodes may be taken back, `widest` how many CPUs a node has at most.
+
+    `pool` names the nodes, as `name_pool` does.
+    """
 
     provider: str
     cluster: str
     queue: str
     taken: bool
     widest: int
+    pool: str = ""
 
 
 def list_parts(shape: Shape) -> Sequence[Shape]:
@@ -63,8 +84,27 @@ def make_offer(place: Place, shape: Shape, part: Shape, prices: Prices, *, capac
         purchase=Purchase.SPOT if place.taken else Purchase.ON_DEMAND,
         rate=prices.gpu.times(part.gpus) if part.gpus else share,
         capacity=capacity,
+        pool=place.pool,
         source=source,
     )
+
+
+def count_gpus(shapes: Iterable[Shape]) -> str:
+    """The GPUs of nodes for people, such as "8 x h100, 4 x a100"."""
+    found = Counter[str]()
+    for shape in shapes:
+        if shape.gpus:
+            found[shape.gpu or "gpu"] += shape.gpus
+    return ", ".join(f"{count} x {name}" for name, count in found.items()) or "none"
+
+
+def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
+    """One name for nodes and whatever shares some with them, such as partitions that overlap: the first of all."""
+    found, left = set(nodes), [set(group) for group in groups]
+    while touching := [group for group in left if not found.isdisjoint(group)]:
+        left = [group for group in left if found.isdisjoint(group)]
+        found.update(*touching)
+    return min(found)
 
 
 def gpu_of(offer: Offer) -> str:

@@ -208,21 +208,25 @@ class _Agent:
 
     async def _play(self, play: "_Play", began: datetime, listener: asyncio.Task[Order]) -> tuple[Outcome, int, str]:
         """Let time pass until the work ends by itself, is told to end, or its node is about to go."""
-        notice_at = self._notice_at()
+        notice_at, advice_at = self._notice_at(), self._after_birth(self._gang.fate.advised_after_s)
         saved = 0.0
         while True:
             ran = (self._now() - began).total_seconds()
             if ran >= play.ends_s:
                 return play.end
             next_s = min(play.ends_s, saved + play.checkpoint_s)
-            if notice_at is not None:
-                next_s = min(next_s, (notice_at - began).total_seconds())
+            for known in (notice_at, advice_at):
+                next_s = next_s if known is None else min(next_s, (known - began).total_seconds())
             await asyncio.wait({listener}, timeout=max(0.0, next_s - ran) + 1e-6)
             ran = (self._now() - began).total_seconds()
             if listener.done():
                 return await self._obey(play, listener.result(), ran)
             if notice_at is not None and self._now() >= notice_at:
                 return await self._noticed(play, ran)
+            if advice_at is not None and self._now() >= advice_at:
+                advice_at, saved = None, ran
+                self._outbox.put(self._now(), MessageKind.EVENT, name="advice", text="this node is at risk")
+                self._checkpoint(play, ran)
             if ran >= saved + play.checkpoint_s:
                 saved = ran
                 self._checkpoint(play, ran)
@@ -251,7 +255,10 @@ class _Agent:
         fate = self._gang.fate
         if fate.preempted_after_s is None or not fate.notice_s:
             return None
-        return self._born + timedelta(seconds=max(0.0, fate.preempted_after_s - fate.notice_s))
+        return self._after_birth(max(0.0, fate.preempted_after_s - fate.notice_s))
+
+    def _after_birth(self, seconds: float | None) -> datetime | None:
+        return None if seconds is None else self._born + timedelta(seconds=seconds)
 
     async def _send_all(self) -> None:
         while True:

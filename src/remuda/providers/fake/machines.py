@@ -60,6 +60,7 @@ class Gang:
         return self.spec.nodes if not self.machines else sum(machine.ended_at is None for machine in self.machines)
 
     def seen(self, now: datetime, rates: Sequence[tuple[datetime, HourlyRate]]) -> GangSeen:
+        late = timedelta(seconds=self.fate.told_late_s)
         return GangSeen(
             name=self.spec.name,
             state=self._state(now),
@@ -71,7 +72,7 @@ class Gang:
                 NodeSeen(
                     rank=machine.rank,
                     engine_id=machine.engine_id,
-                    started_at=machine.started_at,
+                    started_at=machine.started_at if now - machine.started_at >= late else None,
                     ended_at=machine.ended_at,
                     address=f"10.0.0.{machine.rank + 1}",
                 )

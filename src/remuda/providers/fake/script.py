@@ -37,8 +37,10 @@ class Fate:
     queue_s: float = 0.0  # in the place's own queue, before anything is billed
     boot_s: float = 30.0  # from a node's start to its agent's
     boots: bool = True
+    told_late_s: float = 0.0  # gangs() tells that a node has started so long after it has
     preempted_after_s: float | None = None  # from the nodes' start
     notice_s: float = 0.0  # the agents know it so long before
+    advised_after_s: float | None = None  # from the nodes' start: the agents hear that they are at risk
     lost_rank: int | None = None  # this node dies alone
     lost_after_s: float = 60.0
     mute_after_s: float | None = None  # agents hear and say nothing any more; the work goes on

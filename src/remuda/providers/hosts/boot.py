@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from typing import Any
@@ -40,6 +41,32 @@ def read(name: str) -> Any:
     return content
 
 
+def mount(disk: dict[str, Any], until: float) -> None:
+    """Wait for a disk, give it a file system where it is to have one and has nothing, and mount it."""
+    device = None
+    while device is None:
+        device = next((each for each in disk["devices"] if os.path.exists(each)), None)
+        if device is None:
+            if time.monotonic() > until:
+                raise OSError(f"the disk of {disk['path']} did not come")
+            time.sleep(1)  # noqa: TID251 - a process of its own
+    if disk["make"] and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2:  # nothing is on it
+        subprocess.check_call(["mkfs.ext4", "-q", "-F", device])
+    os.makedirs(disk["path"], exist_ok=True)
+    subprocess.check_call(["mount", "-o", "ro" if disk["read_only"] else "rw", device, disk["path"]])
+
+
+def await_end(end: dict[str, Any]) -> None:
+    """Make the agent's file of warning when the time comes at which the cloud's own end of this machine is near."""
+
+    def warn() -> None:
+        open(end["file"], "w").close()
+
+    timer = threading.Timer(max(0.0, end["warn_at"] - time.time()), warn)  # noqa: TID251 - a process of its own
+    timer.daemon = True
+    timer.start()
+
+
 def main(python: str) -> None:
     boot = read("boot.json")
     until = time.monotonic() + boot["patience_s"]
@@ -52,6 +79,13 @@ def main(python: str) -> None:
             if time.monotonic() > until:
                 raise SystemExit(1) from error
         time.sleep(2)  # noqa: TID251 - a process of its own
+    try:
+        for disk in boot["disks"]:
+            mount(disk, until)
+    except (OSError, subprocess.SubprocessError) as error:  # the agent finds that it is not mounted, and tells the user
+        sys.stderr.write(f"remuda: {error}\n")
+    if "end" in boot:
+        await_end(boot["end"])
     tokens = boot["tokens"] if boot["tokens"] is not None else read("tokens.json")
     config = dict(boot["config"], rank=rank, token=tokens[rank], node_address=address)
     config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
@@ -62,7 +96,7 @@ def main(python: str) -> None:
     code = subprocess.call([*command, path])
     # What could not be delivered is tried again for as long as the lease says; then the machine goes all the same.
     until = time.monotonic() + config["lease_s"]
-    while code == 1 and time.monotonic() < until:
+    while code in (1, os.EX_TEMPFAIL) and time.monotonic() < until:
         time.sleep(5)  # noqa: TID251 - a process of its own
         code = subprocess.call([*command, "--deliver", path])
 

@@ -1,9 +1,10 @@
-"""The POSIX-shell part of every script that makes a node out of a machine; see `Outside`. It holds no secret."""
+"""What makes a node out of a machine outside: the POSIX-shell part of each script, and a configuration. No secret."""
 
 import shlex
 from pathlib import Path
+from typing import Any
 
-from remuda.providers.base import Outside
+from remuda.providers.base import GangSpec, Outside
 
 _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
@@ -22,3 +23,15 @@ def make_preamble(outside: Outside, folder: str) -> str:
         f'remuda_brought() {{ # which Python is for "`uname -s` `uname -m`"\n  case $1 in\n{cases}  esac\n}}',
     ]
     return "\n".join([_SCRIPT.read_text(), *lines, ""])
+
+
+def make_config(gang: GangSpec, outside: Outside) -> dict[str, Any]:
+    """What all agents of a gang are started with, less what each finds out where it runs."""
+    return {
+        "protocol": 1,
+        "gang": gang.name,
+        "address": outside.address,
+        "pin": outside.pin,
+        "lease_s": gang.lease.total_seconds(),
+        "grace_s": gang.grace.total_seconds(),
+    }

@@ -1,14 +1,24 @@
 """Records on disk: small JSON files that appear whole or not at all."""
 
+import asyncio
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from threading import get_ident
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 _T = TypeVar("_T")
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_N = TypeVar("_N", bound=Named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +32,7 @@ class Exit:
 
 def write(path: Path, value: object) -> None:
     """Write a record in one piece, readable by its user only. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")  # nobody else's: two may write at once
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with open(descriptor, "wb") as file:
@@ -40,3 +50,31 @@ def read(path: Path, kind: type[_T]) -> _T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+class Ledger(Generic[_N]):
+    """Records by name, one file each, all of them read at the start; a lock for each name."""
+
+    def __init__(self, folder: Path, kind: type[_N]) -> None:
+        self._folder = folder
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._locks: dict[str, asyncio.Lock] = {}
+        found = [read(path, kind) for path in self._folder.glob("[!.]*.json")]
+        self.records: dict[str, _N] = {record.name: record for record in found if record is not None}
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """Held while what the record tells of is made, removed or judged."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def get(self, name: str) -> _N | None:
+        return self.records.get(name)
+
+    def put(self, record: _N) -> None:
+        """Write what has changed. Raises OSError."""
+        if self.records.get(record.name) != record:
+            write(self._folder / f"{record.name}.json", record)
+            self.records[record.name] = record
+
+    def drop(self, name: str) -> None:
+        self.records.pop(name, None)
+        (self._folder / f"{name}.json").unlink(missing_ok=True)

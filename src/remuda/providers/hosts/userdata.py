@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from remuda.providers.base import GangSpec, Outside
-from remuda.providers.hosts.bootstrap import make_preamble
+from remuda.providers.hosts.bootstrap import make_config, make_preamble
 from remuda.providers.notices import NoticeSource, NoticeToken, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
@@ -26,13 +27,43 @@ class Metadata:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_user_data(gang: GangSpec, outside: Outside, metadata: Metadata, notices: Sequence[NoticeSource] = ()) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDisk:
+    """A disk that comes to the node after it has booted, under one of these names, and is mounted before any work."""
+
+    devices: Sequence[str]
+    path: str
+    read_only: bool = False
+    make: bool = False  # it gets a file system where it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownEnd:
+    """When the cloud takes the node back, known beforehand; the work is told `notice` earlier."""
+
+    at: datetime
+    source: str  # for people: who takes it
+    notice: timedelta = timedelta(minutes=10)
+
+
+def make_user_data(
+    gang: GangSpec,
+    outside: Outside,
+    metadata: Metadata,
+    notices: Sequence[NoticeSource] = (),
+    disks: Sequence[NodeDisk] = (),
+    end: KnownEnd | None = None,
+) -> str:
     """The script. Packs the agent when it is asked for the first time, which blocks."""
     tokens = [outside.claim_token(gang.name, rank) for rank in range(gang.nodes)]
     shelved = None if gang.nodes <= _MOST_TOKENS else outside.shelve(json.dumps(tokens).encode())
-    boot = {
+    boot: dict[str, Any] = {
         "tokens": None if shelved else tokens,
         "patience_s": PATIENCE.total_seconds(),
+        "disks": [
+            {"devices": list(each.devices), "path": each.path, "read_only": each.read_only, "make": each.make}
+            for each in disks
+        ],
         "metadata": {
             "rank": metadata.rank,
             "address": metadata.address,
@@ -45,16 +76,16 @@ def make_user_data(gang: GangSpec, outside: Outside, metadata: Metadata, notices
                 "headers": dict(metadata.token.headers),
             },
         },
-        "config": {
-            "protocol": 1,
-            "gang": gang.name,
-            "address": outside.address,
-            "pin": outside.pin,
-            "lease_s": gang.lease.total_seconds(),
-            "grace_s": gang.grace.total_seconds(),
-            "notices": make_notice_fields(notices),
-        },
+        "config": {**make_config(gang, outside), "notices": make_notice_fields(notices)},
     }
+    if end is not None:
+        boot["end"] = {"warn_at": (end.at - end.notice).timestamp(), "file": f"{FOLDER}/ends"}
+        boot["config"]["taken"] = {
+            "seconds": gang.grace.total_seconds(),
+            "warning": f"{FOLDER}/ends",
+            "warning_s": end.notice.total_seconds(),
+            "source": end.source,
+        }
     script = _SCRIPT.read_text("utf-8")
     for mark, text in (
         ("@BOOT@", json.dumps(boot, sort_keys=True)),

@@ -69,9 +69,3 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     next: int = 0
     again: bool = False
-
-
-class Leave(msgspec.Struct, frozen=True, kw_only=True):
-    """`leave`: the machine goes; `gone`: nothing runs there any more."""
-
-    session: str = ""

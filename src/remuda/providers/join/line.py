@@ -12,23 +12,21 @@ from typing import TypeVar
 
 import msgspec
 
-from remuda.providers.base import NoCapacity, Refused, TryAgain
-from remuda.providers.hosts.herd.line import ASK_TIMEOUT_S, CannotConnect, Far, LinkLost
+from remuda.providers.hosts.herd.line import (
+    ASK_TIMEOUT_S,
+    Answer,
+    Asked,
+    CannotConnect,
+    Far,
+    LinkLost,
+    give_answer,
+    give_up,
+)
 
 _T = TypeVar("_T")
 POLL_S = 20.0  # of one request of a machine that waits for us
 _GONE_S = 10.0  # after its last request a machine is not there
 _COUNTED_S = 60.0  # of the time between two looks at most so much counts as silence: we may have slept
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    """A line of the steward."""
-
-    id: int | None = None
-    answer: msgspec.Raw = msgspec.Raw()  # empty: there is an error instead
-    kind: str = ""
-    error: str = ""
-    changed: str | None = None
 
 
 class JoinLine:
@@ -50,7 +48,7 @@ class JoinLine:
         self._down: list[tuple[int, str]] = []  # lines that the machine has not confirmed
         self._sent = 0
         self._heard = 0  # the number of the machine's last line that we took
-        self._asked: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._asked: Asked = {}
         self._number = 0
         self._listening = 0
         self._last: float | None = None
@@ -178,26 +176,15 @@ class JoinLine:
 
     def _take_line(self, line: str) -> None:
         try:
-            answer = msgspec.json.decode(line, type=_Answer)
+            answer = msgspec.json.decode(line, type=Answer)
         except msgspec.MsgspecError:
             return  # what its steward did not mean for us
         if answer.changed is not None:
             self._changed(answer.changed)
             return
-        future = self._asked.pop(-1 if answer.id is None else answer.id, None)
-        if future is None or future.done():
-            return
-        if len(bytes(answer.answer)):
-            future.set_result(answer.answer)
-            return
-        errors: dict[str, type[Exception]] = {"busy": NoCapacity, "refused": Refused}
-        future.set_exception(errors.get(answer.kind, TryAgain)(f"{self.name}: {answer.error}"))
+        give_answer(self._asked, answer, self.name)
 
     def _drop(self) -> None:
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(LinkLost(f"{self.name} was lost before it answered"))
-                future.exception()  # whoever asked may have gone
-        self._asked.clear()
+        give_up(self._asked, f"{self.name} was lost before it answered")
         self._down = []
         self._news.set()

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from remuda.providers.base import Feature, Manifest, Setting, SettingKind
+from remuda.providers.base import Feature, Manifest
+from remuda.providers.settings import lost_setting, price_setting
 
 LACKS: Mapping[Feature, str] = {
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
@@ -21,23 +22,10 @@ MANIFEST = Manifest(
     lacks=LACKS,
     settle=timedelta(0),
     settings=(
-        Setting(
-            name="price_usd_hr",
-            kind=SettingKind.NUMBER,
-            unit="USD per hour",
-            default=0,
-            minimum=0,
-            consequence="Jobs are charged this for each accelerator that they hold, or once a node if they hold none. "
-            "Above 0 a job needs consent as on any paid offer.",
-        ),
-        Setting(
-            name="lost_after_s",
-            kind=SettingKind.NUMBER,
-            unit="seconds",
-            default=600,
-            minimum=1,
-            consequence="A machine that has not called for so long is taken for dead: its jobs are tried again "
-            "elsewhere, and what still runs there is ended when it comes back.",
+        price_setting(),
+        lost_setting(
+            "A machine that has not called for so long is taken for dead: its jobs are tried again "
+            "elsewhere, and what still runs there is ended when it comes back."
         ),
     ),
 )

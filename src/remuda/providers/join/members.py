@@ -66,7 +66,7 @@ class Members:
         """A token that is good for one machine, and when it is good for none. Raises Refused."""
         for what in (name, group):
             if what is not None and _NAME.fullmatch(what) is None:
-                raise Refused(f"{what!r} must be of a-z, 0-9 and -, at most 40 of them, and end with none of -")
+                raise Refused(f"{what!r} must be of a-z, 0-9 and -, at most 40 of them, and - neither first nor last")
         if name is not None and name in self._members:
             raise Refused(f"{name} has joined already; dismiss it first, or choose another name")
         token, expires = secrets.token_urlsafe(24), self._now() + valid

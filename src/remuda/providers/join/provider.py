@@ -133,6 +133,8 @@ class JoinProvider:
                     await asyncio.Event().wait()
 
     def check(self, task: Task) -> Sequence[str]:
+        if self._context.outside is None:
+            return [f"providers: {_NO_ADDRESS}"]
         known = [known for known in self._known.values() if known.facts.engine]
         if task.image is not None and self._known and not known:
             return ["image: needs podman or docker, and no joined machine has either"]
@@ -140,9 +142,9 @@ class JoinProvider:
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         outside = self._context.outside
-        said = [("address", outside.address if outside is not None else _NO_ADDRESS)]
-        found = [(machine.name, f"{machine.state}: {machine.has}") for machine in await self.machines()]
-        return [*said, *(found or [("machines", "none has joined: `remuda join` prints the line to paste there")])]
+        said = [("address", outside.address)] if outside is not None else []
+        # Who asks this is not the server, which alone knows its machines.
+        return [*said, ("machines", "`remuda machines` lists them; `remuda join` prints the line to paste on one")]
 
     async def close(self) -> None:
         for line in self._lines.values():

@@ -7,10 +7,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from remuda.catalog.accelerators import is_match
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.units import HourlyRate, parse_rate
-from remuda.providers.batch.shapes import Place, Prices, Shape, gpu_of, identify_gpu, list_parts, make_offer
+from remuda.domain.units import HourlyRate
+from remuda.providers.batch.shapes import Place, Prices, RateOf, Shape, gpu_of, list_parts, make_offer, name_pool
 from remuda.providers.kubernetes.wishes import Toleration
 
 Object = Mapping[str, Any]
@@ -65,6 +64,22 @@ class Part:
             memory=self.memory - other.memory,
             gpus=self.gpus - other.gpus,
             pods=self.pods - other.pods,
+        )
+
+    def plus(self, other: "Part") -> "Part":
+        return Part(
+            cpus=self.cpus + other.cpus,
+            memory=self.memory + other.memory,
+            gpus=self.gpus + other.gpus,
+            pods=self.pods + other.pods,
+        )
+
+    def widest(self, other: "Part") -> "Part":
+        return Part(
+            cpus=max(self.cpus, other.cpus),
+            memory=max(self.memory, other.memory),
+            gpus=max(self.gpus, other.gpus),
+            pods=max(self.pods, other.pods),
         )
 
     def covers(self, other: "Part") -> bool:
@@ -205,15 +220,26 @@ def _read_node(node: Object, pods: Sequence[Object], borne: Sequence[Toleration]
 
 
 def requested(pod: Object, resource: str) -> Part:
-    """What a pod holds of its node: the sum of its containers, or of one that goes before them if that is more."""
-    sums = [_requests(container, resource) for container in pod["spec"].get("containers") or ()]
-    first = [_requests(container, resource) for container in pod["spec"].get("initContainers") or ()]
-    return Part(
-        cpus=max([sum((each.cpus for each in sums), Fraction(0)), *(each.cpus for each in first)]),
-        memory=max([sum(each.memory for each in sums), *(each.memory for each in first)]),
-        gpus=max([sum(each.gpus for each in sums), *(each.gpus for each in first)]),
-        pods=1,
+    """What a pod holds of its node, as the scheduler counts it: the sum of its containers and sidecars, or of one that
+    goes before them and the sidecars that run by then, if that is more; or what the pod as a whole asks for."""
+    spec = pod["spec"]
+    sides, peak = Part(), Part()
+    for container in spec.get("initContainers") or ():
+        own = _requests(container, resource)
+        if container.get("restartPolicy") == "Always":
+            sides = sides.plus(own)
+        peak = peak.widest(sides if container.get("restartPolicy") == "Always" else sides.plus(own))
+    whole = sides
+    for container in spec.get("containers") or ():
+        whole = whole.plus(_requests(container, resource))
+    whole = whole.widest(peak)
+    asked = (spec.get("resources") or {}).get("requests") or {}
+    whole = replace(
+        whole,
+        cpus=read_quantity(asked["cpu"]) if "cpu" in asked else whole.cpus,
+        memory=int(read_quantity(asked["memory"])) if "memory" in asked else whole.memory,
     )
+    return replace(whole.plus(_requests({"resources": {"requests": spec.get("overhead") or {}}}, resource)), pods=1)
 
 
 def _requests(container: Object, resource: str) -> Part:
@@ -261,7 +287,7 @@ def list_offers(
     *,
     region: str,
     zone: str,
-    gpu_rate: "RateOf",
+    gpu_rate: RateOf,
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
@@ -270,12 +296,14 @@ def list_offers(
     widest = max((node.shape.cpus for node in usable), default=1)
     offers: dict[str, Offer] = {}
     kinds = sorted({_kind(node) for node in usable if node.shape.cpus and node.shape.memory_mib}, key=str)
+    groups = [{node.name for node in usable if _kind(node) == kind} for kind in kinds]
     for kind in kinds:
         alike = [node for node in usable if _kind(node) == kind]
+        pool = name_pool((node.name for node in alike), groups)
         for part in list_parts(alike[0].shape):
             free = sum(count_fitting(node, part_of(part)) > 0 for node in alike)
             offer = make_offer(
-                Place(provider="kubernetes", cluster=region, queue=zone, taken=alike[0].spot, widest=widest),
+                Place(provider="kubernetes", cluster=region, queue=zone, taken=alike[0].spot, widest=widest, pool=pool),
                 alike[0].shape,
                 part,
                 Prices(gpu=gpu_rate(alike[0].product), node=node_rate),
@@ -319,20 +347,3 @@ def nodes_for(nodes: Sequence[ClusterNode], offer: Offer) -> Sequence[ClusterNod
         and node.shape.memory_mib >= offer.memory_mib
         and node.spot == (offer.purchase is Purchase.SPOT)
     ]
-
-
-class RateOf:
-    """What one accelerator costs by the hour: "2.5", or "H100=2.5 A100=1.2 1" with the rest last."""
-
-    def __init__(self, text: str) -> None:
-
-        words = text.replace(",", " ").split()
-        self._named = [(name, parse_rate(rate)) for name, equals, rate in (w.partition("=") for w in words) if equals]
-        plain = [parse_rate(word) for word in words if "=" not in word]
-        if len(plain) > 1:
-            raise ValueError(f"{text!r} has more than one rate without a name")
-        self._rest = plain[0] if plain else HourlyRate(0)
-
-    def __call__(self, product: str) -> HourlyRate:
-        name, _ = identify_gpu(product)
-        return next((rate for wish, rate in self._named if is_match(name, wish)), self._rest)

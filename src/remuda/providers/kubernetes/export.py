@@ -1,33 +1,69 @@
 """A task as manifests for `kubectl apply`, without Remuda: a pod for each node, and a service where they are many."""
 
 import math
+import re
 from typing import Any
 
 import yaml
 
+from remuda.catalog.accelerators import Kind, Vendor, find_accelerator
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Resources, Task, VolumeKind
+from remuda.providers.batch.export import MASTER_PORT, list_variables, make_work
 from remuda.providers.batch.shapes import Shape
 from remuda.providers.kubernetes.cluster import ClusterNode
-from remuda.providers.kubernetes.pods import CONTAINER, make_mount, make_place, make_resources, make_source
+from remuda.providers.kubernetes.pods import (
+    CONTAINER,
+    make_mount,
+    make_place,
+    make_queue_annotations,
+    make_queue_labels,
+    make_resources,
+    make_source,
+)
 from remuda.providers.kubernetes.wishes import Wishes
 
 Object = dict[str, Any]
 
-_PORT = 29500
 _TIME_LIMIT_S = 24 * 3600
+_SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'  # as Remuda runs work: by bash where there is one
+# By which the device plugins of each vendor hand out whole accelerators, where no node was asked.
+_RESOURCES = {
+    Vendor.AMD: "amd.com/gpu",
+    Vendor.INTEL: "gpu.intel.com/i915",
+    Vendor.GOOGLE: "google.com/tpu",
+    Vendor.AWS: "aws.amazon.com/neuron",
+}
+_GAUDI = "habana.ai/gaudi"  # Intel's that are no GPUs
 
 
-def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
-    """YAML documents. What only Remuda can do is named in comments at the top."""
+def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes, node: ClusterNode | None = None) -> str:
+    """YAML documents; `node` is one of those that the offer is of. What only Remuda can do is named at the top."""
     documents = [] if nodes == 1 else [_service(task)]
-    documents += [_pod(task, offer, rank, nodes, wishes) for rank in range(nodes)]
-    notes = [f"# {note}" for note in _list_left_out(task)]
-    return "\n".join([*notes, yaml.safe_dump_all(documents, sort_keys=False)])
+    place = node or _guess_node(task.resources)
+    documents += [_pod(task, offer, rank, nodes, wishes, place) for rank in range(nodes)]
+    notes = [f"# {note}" for note in _list_left_out(task, place)]
+    return "\n".join([*notes, yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)])
 
 
-def _list_left_out(task: Task) -> list[str]:
+class _Dumper(yaml.SafeDumper):
+    """Writes programs as they were written: texts of several lines in the literal style."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _list_left_out(task: Task, node: ClusterNode) -> list[str]:
+    needs = [need.name for need in task.resources.accelerators[:1] if need.name]
+    values = " ".join(f"--from-literal={name}=..." for name in task.secrets)
     wanted = {
+        f"secrets: kubectl create secret generic {task.name}-secrets {values}": bool(task.secrets),
+        f"resources.gpu: any {node.resource} is taken; add a nodeSelector for {', '.join(needs)}": bool(
+            needs and not node.label
+        ),
         "workdir: copy the folder into the image or a volume; nothing is fetched": task.workdir is not None,
         "image: build your Dockerfile, push it, and name it in each container": task.image_build is not None,
         "volumes within the working folder, and parts of it under other paths, stay out": any(
@@ -51,28 +87,26 @@ def _service(task: Task) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {"app": task.name},
-            "ports": [{"name": "master", "port": _PORT}],
+            "ports": [{"name": "master", "port": MASTER_PORT}],
         },
     }
 
 
-def _pod(task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes) -> Object:
+def _pod(task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes, node: ClusterNode) -> Object:
     name = task.name if nodes == 1 else f"{task.name}-{rank}"
     metadata: Object = {"name": name, "labels": {"app": task.name}}
     if wishes.queue:
-        metadata["labels"] |= {"kueue.x-k8s.io/queue-name": wishes.queue}
-        if nodes > 1:
-            metadata["labels"] |= {"kueue.x-k8s.io/pod-group-name": task.name}
-            metadata["annotations"] = {"kueue.x-k8s.io/pod-group-total-count": str(nodes)}
+        metadata["labels"] |= make_queue_labels(wishes.queue, task.name)
+        metadata["annotations"] = make_queue_annotations(nodes)
     cpus, memory_mib, count = _size(task.resources, offer)
     container: Object = {
         "name": CONTAINER,
         "image": task.image or wishes.image,
-        "command": ["sh", "-c", "\n".join(filter(None, ["set -e", task.setup, task.run]))],
+        "command": ["sh", "-c", _literal(_SHELL), _literal(make_work(task))],
         "env": _environment(task, rank, nodes, count),
-        "resources": make_resources(cpus, memory_mib, "nvidia.com/gpu", count),
+        "resources": make_resources(cpus, memory_mib, node.resource, count),
     }
-    place = make_place(count, _any_node(count), wishes)
+    place = make_place(count, node, wishes)
     spec: Object = {**place, "containers": [container]}
     spec["activeDeadlineSeconds"] = int(task.limits.duration.total_seconds() if task.limits.duration else _TIME_LIMIT_S)
     spec["terminationGracePeriodSeconds"] = math.ceil(task.grace.total_seconds())
@@ -86,21 +120,24 @@ def _pod(task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes)
 
 
 def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
-    first = f"{task.name}-0.{task.name}" if nodes > 1 else "127.0.0.1"
+    hosts = [f"{task.name}-{each}.{task.name}" for each in range(nodes)] if nodes > 1 else ["127.0.0.1"]
     values = {
-        **task.env,
-        **{f"REMUDA_PARAM_{name.upper()}": str(value) for name, value in task.params.items()},
-        "MASTER_ADDR": first,
-        "MASTER_PORT": str(_PORT),
+        **list_variables(task, nodes),
+        "MASTER_ADDR": hosts[0],
+        "REMUDA_HOSTS": ",".join(hosts),
         "NODE_RANK": str(rank),
-        "NNODES": str(nodes),
         "NPROC_PER_NODE": str(count or 1),
     }
     secrets = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": f"{task.name}-secrets", "key": name}}}
         for name in task.secrets
     ]
-    return [*({"name": name, "value": value} for name, value in values.items()), *secrets]
+    return [*({"name": name, "value": _literal(value)} for name, value in values.items()), *secrets]
+
+
+def _literal(text: str) -> str:
+    """As the kubelet has to be told: it takes `$(NAME)` for a variable of its own, and `$$` for a plain `$`."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
@@ -110,7 +147,12 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
     return resources.cpus_min or 1, resources.memory_min_mib or 1024, count
 
 
-def _any_node(count: int) -> ClusterNode:
-    """What is known of the nodes where nobody was asked: that they hand out GPUs under their usual name."""
-    shape = Shape(cpus=0, memory_mib=0, gpus=count, gpu="")
-    return ClusterNode(name="", resource="nvidia.com/gpu" if count else "", shape=shape)
+def _guess_node(need: Resources) -> ClusterNode:
+    """What is known of nodes where nobody was asked: by what name their accelerators are usually handed out."""
+    first = need.accelerators[0] if need.accelerators else None
+    known = find_accelerator(first.name) if first is not None and first.name else None
+    resource = _RESOURCES.get(known.accelerator.vendor, "nvidia.com/gpu") if known is not None else "nvidia.com/gpu"
+    if known is not None and (known.accelerator.vendor, known.accelerator.kind) == (Vendor.INTEL, Kind.ASIC):
+        resource = _GAUDI
+    shape = Shape(cpus=0, memory_mib=0, gpus=first.count_min if first else 0, gpu="")
+    return ClusterNode(name="", resource=resource if first is not None else "", shape=shape)

@@ -1,6 +1,7 @@
 """What `remuda check` shows of a context: as whom, what there is, what is limited and what is missing."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -8,20 +9,46 @@ from remuda.providers.base import Refused
 from remuda.providers.batch.shapes import identify_gpu
 from remuda.providers.kubernetes.calls.api import Answered
 from remuda.providers.kubernetes.cluster import ClusterNode
-from remuda.providers.kubernetes.policy import CLUSTER, NAMESPACED
+from remuda.providers.kubernetes.pods import (
+    CONTAINER,
+    RANK,
+    labels_of,
+    make_place,
+    make_queue_annotations,
+    make_queue_labels,
+    make_resources,
+)
+from remuda.providers.kubernetes.policy import CLUSTER, Right, list_rights
 from remuda.providers.kubernetes.quota import list_quotas
-from remuda.providers.kubernetes.site import Site
+from remuda.providers.kubernetes.site import Site, find_kueue
 from remuda.providers.kubernetes.wishes import Wishes
 
-_KUEUE = "/apis/kueue.x-k8s.io/v1beta1"
+# Without these nothing can run, or be given back; others are done without.
+_NEEDED = {
+    "list nodes of all namespaces",
+    "create pods",
+    "delete pods",
+    "list pods",
+    "create secrets",
+    "delete secrets",
+}
+_NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list", "patch")}
+_EXEC = {"create pods/exec", "get pods/exec"}  # by one of them, as the version of the cluster has it
+_TRIAL = "remuda-check"
+# What refuses every pod in these settings and this namespace; all else may hang on a task's image and size.
+_FOR_ALL = re.compile(
+    r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service account|violates PodSecurity|"
+    r"failed quota: .*must specify|because it is being terminated",
+    re.IGNORECASE,
+)
 
 
-async def introduce(site: Site, wishes: Wishes) -> Sequence[tuple[str, str]]:
+async def introduce(site: Site, wishes: Wishes, mark: str) -> Sequence[tuple[str, str]]:
     """Raises TryAgain, Refused."""
     context = site.api.context
     try:
         version = (await site.api.get("/version")).get("gitVersion", "")
-        missing = await _list_missing(site)
+        missing = await _list_missing(site, list_rights(wishes.queue))
     except Answered as error:
         raise error.sorted from error
     facts = [
@@ -30,7 +57,12 @@ async def introduce(site: Site, wishes: Wishes) -> Sequence[tuple[str, str]]:
         ("namespace", context.namespace),
     ]
     if missing:
-        facts.append(("missing rights", f"{', '.join(missing)}; `remuda check kubernetes --policy` prints them all"))
+        told = f"{', '.join(missing)}; `remuda check kubernetes --policy` prints them all"
+        if _NEEDED & set(missing) or _EXEC.issubset(missing):
+            raise Refused(f"{context.impersonate or context.user} has not the rights to {told}")
+        facts.append(("missing rights", told))
+    if problem := await _try_pod(site, wishes, mark):
+        facts.append(("a plain pod would be refused", problem))
     try:
         facts += _say_nodes(await site.nodes())
     except Refused as error:
@@ -61,9 +93,9 @@ def _say_nodes(nodes: Sequence[ClusterNode]) -> list[tuple[str, str]]:
     return facts
 
 
-async def _list_missing(site: Site) -> list[str]:
+async def _list_missing(site: Site, namespaced: Sequence[Right]) -> list[str]:
     """The rights that are wanted and not given; () where the cluster does not say."""
-    wanted = [(site.api.context.namespace, *right) for right in NAMESPACED] + [("", *right) for right in CLUSTER]
+    wanted = [(site.api.context.namespace, *right) for right in namespaced] + [("", *right) for right in CLUSTER]
     asked = [
         (namespace, group, *resource.partition("/")[::2], verb)
         for namespace, group, resource, verbs in wanted
@@ -88,10 +120,39 @@ async def _may(site: Site, namespace: str, group: str, resource: str, sub: str, 
     return bool(((answer or {}).get("status") or {}).get("allowed"))
 
 
+async def _try_pod(site: Site, wishes: Wishes, mark: str) -> str:
+    """Why a plain pod would not be taken; "" where it would. Nothing is made. Raises Refused where none would be."""
+    labels = {**labels_of(mark, _TRIAL), RANK: "0"}  # cluster policies may look for what all of our pods carry
+    metadata: dict[str, object] = {"generateName": f"{_TRIAL}-", "labels": labels}
+    if wishes.queue:
+        labels |= make_queue_labels(wishes.queue, _TRIAL)
+        metadata["annotations"] = make_queue_annotations(1)
+    container = {"name": CONTAINER, "image": wishes.image, "resources": make_resources(1, 256, "", 0)}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {**make_place(0, None, wishes), "containers": [container]},
+    }
+    try:
+        await site.api.make(f"/api/v1/namespaces/{site.api.context.namespace}/pods", pod, dry_run=True)
+    except Answered as error:
+        # A quota that is used up is shown as such, and some webhooks cannot be asked without doing something.
+        if not isinstance(error.sorted, Refused) or "dry run" in str(error):
+            return ""
+        if error.status == 404 or _FOR_ALL.search(str(error)):
+            raise Refused(f"a pod of ours would be refused: {error}") from error
+        return str(error)
+    return ""
+
+
 async def _say_queue(site: Site, queue: str) -> str:
     try:
-        found = await site.api.find(f"{_KUEUE}/namespaces/{site.api.context.namespace}/localqueues/{queue}")
+        version = await find_kueue(site.api)
+        found = await site.api.find(f"{version}/namespaces/{site.api.context.namespace}/localqueues/{queue}")
     except Answered as error:
+        if error.status == 404:
+            return f"{queue}: this cluster has no Kueue"
         return f"{queue}: cannot be looked at: {error}"
     return queue if found is not None else f"{queue}: there is no such local queue of Kueue in this namespace"
 

@@ -15,7 +15,9 @@ from remuda.providers.kubernetes.pods import CONTAINER
 _FRAME = struct.Struct("!cII")
 _OPEN, _DATA, _CLOSE, _REMOVED = b"O", b"D", b"C", b"R"
 _CHUNK = 64 * 1024
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.03, 1.0
+# Kubelets look at the volumes of a new pod after 0.3 s at the soonest, and each try in vain takes work from them.
+_BEFORE_S = 0.35
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.08, 1.0
 _FAREWELL_S = 0.5
 _OUTPUT, _ERRORS, _STATUS = 1, 2, 3
 _LINE = "/remuda/agent/line.sh"
@@ -33,12 +35,12 @@ class Lines:
         self._wake: dict[str, asyncio.Event] = {}
         self.problems: dict[str, str] = {}  # why a pod's agent cannot be heard, for people
 
-    def follow(self, pod: str, *, news: bool = False) -> None:
-        """Keep a line to this pod; with `news`, try at once."""
+    def follow(self, pod: str, *, runs: bool) -> None:
+        """Keep a line to this pod; try at once where it is known to run."""
         if pod not in self._tasks:
             self._wake[pod] = asyncio.Event()
             self._tasks[pod] = asyncio.create_task(self._keep(pod))
-        elif news:
+        if runs:
             self._wake[pod].set()
 
     def let_go(self, pod: str) -> None:
@@ -65,6 +67,7 @@ class Lines:
             await asyncio.wait(tasks)
 
     async def _keep(self, pod: str) -> None:
+        await self._pause(pod, _BEFORE_S)
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -81,13 +84,18 @@ class Lines:
                 pause = _LAST_PAUSE_S
             except (ProviderError, Broken, OSError) as error:
                 self.problems[pod] = str(error)
-            self._wake[pod].clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wake[pod].wait()
-                    pause = _FIRST_PAUSE_S
-                    continue
-            pause = min(_LAST_PAUSE_S, pause * 1.1)
+            woken = await self._pause(pod, pause)
+            pause = _FIRST_PAUSE_S if woken else min(_LAST_PAUSE_S, pause * 1.1)
+
+    async def _pause(self, pod: str, seconds: float) -> bool:
+        """Whether it was ended by news of the pod."""
+        wake = self._wake[pod]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        woken = wake.is_set()
+        wake.clear()
+        return woken
 
     async def _join(self, pod: str) -> str:
         """Carry until the line ends; what the pod needs first, if it needs something."""

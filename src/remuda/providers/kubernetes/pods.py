@@ -80,7 +80,10 @@ def make_secret(spec: GangSpec, mark: str, owner: Owner) -> Object:
             "labels": labels_of(mark, spec.name),
             "ownerReferences": [owner.reference],
         },
-        "stringData": {"config.json": json.dumps(config)},
+        "stringData": {
+            "config.json": json.dumps(config),
+            "patience_s": str((spec.lease + spec.grace).total_seconds()),
+        },
     }
 
 
@@ -91,9 +94,8 @@ def make_pod(
     labels = {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)}
     annotations = {"remuda/labels": json.dumps(dict(spec.labels), sort_keys=True)}
     if wishes.queue:
-        labels["kueue.x-k8s.io/queue-name"] = wishes.queue
-        labels["kueue.x-k8s.io/pod-group-name"] = spec.name
-        annotations["kueue.x-k8s.io/pod-group-total-count"] = str(spec.nodes)
+        labels |= make_queue_labels(wishes.queue, spec.name)
+        annotations |= make_queue_annotations(spec.nodes)
     metadata = {
         "name": pod_name(spec.name, rank),
         "labels": labels,
@@ -143,6 +145,16 @@ def _pod_spec(spec: GangSpec, rank: int, node: ClusterNode, wishes: Wishes, agen
         "terminationGracePeriodSeconds": int(_grace(spec).total_seconds()),
         **_deadline(spec),
     }
+
+
+def make_queue_labels(queue: str, group: str) -> dict[str, str]:
+    """What has Kueue admit all pods of a group at once."""
+    return {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/pod-group-name": group}
+
+
+def make_queue_annotations(nodes: int) -> dict[str, str]:
+    # Pods that could be replaced keep what the whole group holds when some have failed, and are kept themselves.
+    return {"kueue.x-k8s.io/pod-group-total-count": str(nodes), "kueue.x-k8s.io/retriable-in-group": "false"}
 
 
 def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:

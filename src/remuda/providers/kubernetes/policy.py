@@ -1,9 +1,12 @@
 """The rights that this provider needs, as manifests for `kubectl apply`. Pure."""
 
+from collections.abc import Sequence
+
 import yaml
 
 # (API group, resource, verbs); exec is asked for by GET or POST, as the version of the cluster has it.
-NAMESPACED = (
+Right = tuple[str, str, tuple[str, ...]]
+_NAMESPACED: tuple[Right, ...] = (
     ("", "pods", ("create", "delete", "get", "list", "watch")),
     ("", "pods/exec", ("create", "get")),
     ("", "configmaps", ("create", "delete", "get", "list", "patch")),
@@ -11,13 +14,23 @@ NAMESPACED = (
     ("", "resourcequotas", ("list",)),
     ("", "persistentvolumeclaims", ("create", "get")),
 )
-CLUSTER = (
+# Where gangs go through a queue of Kueue's.
+_QUEUE: tuple[Right, ...] = (
+    ("kueue.x-k8s.io", "localqueues", ("get",)),
+    ("kueue.x-k8s.io", "workloads", ("delete",)),
+)
+CLUSTER: tuple[Right, ...] = (
     ("", "nodes", ("get", "list")),
     ("", "pods", ("list",)),
 )
 
 
-def make_policy(namespace: str) -> str:
+def list_rights(queue: str) -> Sequence[Right]:
+    """What is done in the one namespace."""
+    return (*_NAMESPACED, *_QUEUE) if queue else _NAMESPACED
+
+
+def make_policy(namespace: str, queue: str = "") -> str:
     """A service account, what it may do in one namespace, and what it may see of the cluster."""
     who = [{"kind": "ServiceAccount", "name": "remuda", "namespace": namespace}]
     role = {"apiGroup": "rbac.authorization.k8s.io", "name": "remuda"}
@@ -25,7 +38,7 @@ def make_policy(namespace: str) -> str:
     place = {"name": "remuda", "namespace": namespace}
     documents = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
-        {"apiVersion": rights, "kind": "Role", "metadata": place, "rules": _rules(NAMESPACED)},
+        {"apiVersion": rights, "kind": "Role", "metadata": place, "rules": _rules(list_rights(queue))},
         {
             "apiVersion": rights,
             "kind": "RoleBinding",
@@ -45,5 +58,5 @@ def make_policy(namespace: str) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False)
 
 
-def _rules(rights: tuple[tuple[str, str, tuple[str, ...]], ...]) -> list[dict[str, list[str]]]:
+def _rules(rights: Sequence[Right]) -> list[dict[str, list[str]]]:
     return [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for group, resource, verbs in rights]

@@ -2,9 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
 
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
@@ -17,9 +17,11 @@ from remuda.providers.base import (
     ProviderContext,
     Refused,
 )
+from remuda.providers.batch.several import Parts, introduce_all, look_at_all, remove_from_all
+from remuda.providers.batch.shapes import RateOf
 from remuda.providers.kubernetes.calls.api import Api
 from remuda.providers.kubernetes.calls.kubeconfig import Context, Login, read_contexts
-from remuda.providers.kubernetes.cluster import RateOf, list_offers
+from remuda.providers.kubernetes.cluster import list_offers
 from remuda.providers.kubernetes.export import make_export
 from remuda.providers.kubernetes.introduction import introduce
 from remuda.providers.kubernetes.lines import Lines
@@ -29,11 +31,11 @@ from remuda.providers.kubernetes.site import Site, Terms
 from remuda.providers.kubernetes.watch import Watch
 from remuda.providers.kubernetes.wishes import read_wishes
 
-_T = TypeVar("_T")
-
 
 class KubernetesProvider:
-    """Implements Provider, SignalsChanges, Carries, ChecksTasks, Introduces, StatesPolicy, Exports and Closes."""
+    """Implements Provider, HasParts, SignalsChanges, Carries, ChecksTasks, Introduces, StatesPolicy, Exports and
+    Closes.
+    """
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -46,12 +48,17 @@ class KubernetesProvider:
         except (UnitError, ValueError) as error:
             raise Refused(f"[providers.kubernetes] price_usd_gpu_hr: {error}") from error
         self._sites: dict[str, Site] = {}
+        self._parts = Parts[Sequence[Offer]]()
         self._watches: dict[str, Watch] = {}
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
 
     async def offers(self) -> Sequence[Offer]:
-        return [offer for site in self.sites().values() for offer in await self._offers_of(site)]
+        told = await self._parts.ask({name: partial(self._offers_of, site) for name, site in self.sites().items()})
+        return [offer for offers in told.values() for offer in offers]
+
+    def silent(self) -> Sequence[str]:
+        return self._parts.silent
 
     async def launch(self, gang: GangSpec) -> None:
         site = self.sites().get(gang.offer.region)
@@ -62,16 +69,10 @@ class KubernetesProvider:
         await site.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        sites = self.sites().values()
-        answers = await asyncio.gather(*(site.gangs(name) for site in sites), return_exceptions=True)
-        found = [seen for answer in answers if not isinstance(answer, BaseException) for seen in answer]
-        problem = next((answer for answer in answers if isinstance(answer, BaseException)), None)
-        if problem is not None and (name is None or not found):
-            raise problem
-        return found
+        return await look_at_all((site.gangs(name) for site in self.sites().values()), name)
 
     async def remove(self, name: str) -> None:
-        await self._ask_all(lambda site: site.remove(name))
+        await remove_from_all(site.remove(name) for site in self.sites().values())
 
     async def changed(self) -> str:
         self._watch()
@@ -93,18 +94,24 @@ class KubernetesProvider:
     def check(self, task: Task) -> Sequence[str]:
         if any(volume.options for volume in task.volumes):
             return ["volumes: pods mount NFS with the options of their node; leave `options` out"]
+        if any(not volume.keep for volume in task.volumes):
+            return ["volumes: a claim outlives its pods; leave `keep: false` out, and delete the claim yourself"]
         return []
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
-        return [fact for site in self.sites().values() for fact in await introduce(site, self._wishes)]
+        sites = self.sites().items()
+        return await introduce_all({name: partial(introduce, site, self._wishes, self.mark) for name, site in sites})
 
     def policy(self) -> str:
-        return make_policy(self._namespace(None))
+        return make_policy(self._namespace(None), self._wishes.queue)
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        return make_export(task, offer, nodes, self._wishes)
+        site = self._sites.get(offer.region) if offer is not None else None
+        alike = site.list_alike(offer) if site is not None and offer is not None else ()
+        return make_export(task, offer, nodes, self._wishes, alike[0] if alike else None)
 
     async def close(self) -> None:
+        await self._parts.close()
         for watch in self._watches.values():
             await watch.close()
         for site in self._sites.values():
@@ -141,12 +148,6 @@ class KubernetesProvider:
             waits=self._wishes.waits,
         )
         return [limit(offer, nodes, quotas) for offer in offers]
-
-    async def _ask_all(self, ask: Callable[[Site], Awaitable[_T]]) -> None:
-        answers = await asyncio.gather(*(ask(site) for site in self.sites().values()), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
 
     def _watch(self) -> None:
         for name, site in self.sites().items():

@@ -16,10 +16,12 @@ from remuda.providers.kubernetes.pods import CONTAINER, RANK, pod_name
 Object = Mapping[str, Any]
 
 _LAUNCH = timedelta(seconds=60)  # pods that are missing for longer were deleted
-_PULLS = timedelta(minutes=2)  # a registry may be away for a moment
+_PULLS = timedelta(minutes=2)  # a registry, or what starts containers, may be away for a moment
 _UNPLACED = timedelta(seconds=30)  # what was free when it was asked for was taken meanwhile
+_UNLIKELY = frozenset({"ImagePullBackOff", "ErrImagePull", "CreateContainerError", "RunContainerError"})
 _NEVER = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
 _TAKEN = frozenset({"Evicted", "Preempting", "Preempted", "Shutdown", "NodeShutdown", "Terminated"})
+_TAKERS = {"DisruptionTarget": "Kubernetes", "TerminationTarget": "Kueue"}  # conditions of pods that are taken back
 _WORDS = {
     "PreemptionByScheduler": "preempted by a pod that goes first",
     "PreemptionByKubeScheduler": "preempted by a pod that goes first",
@@ -140,6 +142,8 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> Rank:
             reason=taken or _why_ended(status, terminated, own),
             exit=own,
         )
+    if deleting is not None and not node:  # Kueue keeps such pods for a while; they never get a node
+        return replace(rank, ended_at=deleting, preempted=True, reason=taken)
     if node in lost:
         return replace(rank, ended_at=now, reason=f"its node {node} is lost: {lost[node]}")
     return replace(rank, reason=taken or _why_waiting(status, state, node))
@@ -213,17 +217,24 @@ def as_seen(record: Record, ended: Ended) -> GangSeen:
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
     """Why a gang will never start; "" while it may. `waits`: pods may be without a node for as long as it takes."""
     for pod in pods:
+        if read_pod(pod, {}, now).started_at:
+            continue  # what runs is not given up because a sidecar is started anew
         for condition in (pod.get("status") or {}).get("conditions") or ():
             since = read_time(condition.get("lastTransitionTime"))
             if condition.get("reason") == "Unschedulable" and not waits and since and now - since >= _UNPLACED:
                 return f"Kubernetes could not place all of it: {condition.get('message')}"
-        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        for container in _containers(pod.get("status") or {}):
             waiting = (container.get("state") or {}).get("waiting") or {}
             reason, since = waiting.get("reason", ""), read_time((pod.get("status") or {}).get("startTime"))
             long = since is not None and now - since >= _PULLS
-            if reason in _NEVER or (reason in ("ImagePullBackOff", "ErrImagePull") and long):
+            if reason in _NEVER or (reason in _UNLIKELY and long):
                 return f"{reason}: {waiting.get('message') or container.get('image')}"
     return ""
+
+
+def _containers(status: Object) -> Sequence[Object]:
+    """Those that go first too, such as the sidecars that a cluster's own rules add."""
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def _over(record: Record, ranks: Sequence[Rank], stuck: tuple[str, ...]) -> Sight:
@@ -291,9 +302,10 @@ def _taken(pod: Object, deleting: bool) -> str:
     """Why the cluster takes a pod back; "" where it does not."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+        who = _TAKERS.get(condition.get("type", ""))
+        if who is not None and condition.get("status") == "True":
             reason = condition.get("reason", "")
-            return f"Kubernetes: {condition.get('message') or _WORDS.get(reason, reason)}"
+            return f"{who}: {condition.get('message') or _WORDS.get(reason, reason)}"
     if status.get("reason") in _TAKEN:
         return f"Kubernetes: {status['reason']}: {status.get('message', '')}".rstrip(": ")
     return "Kubernetes took its pod back" if deleting else ""

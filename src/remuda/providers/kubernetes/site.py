@@ -78,16 +78,23 @@ class Site:
         now = self._terms.now()
         if self._nodes is None or now - self._nodes[0] > age:
             async with _sorted("the nodes of the cluster cannot be listed"):
-                raw = await self.api.items("/api/v1/nodes")
-                try:
-                    everybody = await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
-                except Answered as error:
-                    if error.status != 403:
-                        raise
-                    everybody = await self.api.items(f"{self._core}/pods")
+                raw, everybody = await asyncio.gather(self.api.items("/api/v1/nodes"), self._everybody())
             wishes = self._terms.wishes
             self._nodes = (now, read_nodes(raw, everybody, wishes.selector, wishes.tolerations))
         return self._nodes[1]
+
+    def list_alike(self, offer: Offer) -> Sequence[ClusterNode]:
+        """The nodes that an offer is of, as they were last seen; asks nobody."""
+        return nodes_for(self._nodes[1], offer) if self._nodes is not None else ()
+
+    async def _everybody(self) -> Sequence[Object]:
+        """Whoever holds a part of the nodes, as far as that may be seen."""
+        try:
+            return await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
+        except Answered as error:
+            if error.status != 403:
+                raise
+        return await self.api.items(f"{self._core}/pods")
 
     async def quotas(self) -> Sequence[Object]:
         """The namespace's quotas that hold for every pod; () where they may not be seen."""
@@ -133,15 +140,16 @@ class Site:
                 if (seen := await self._see(record, by_gang.get(record.name, {}))) is not None
             ]
 
-    async def remove(self, name: str) -> None:
-        """As Provider.remove."""
+    async def remove(self, name: str) -> bool:
+        """As Provider.remove; whether it is, or was, here."""
         async with _sorted(f"{name} cannot be removed"):
             raw = await self.api.find(f"{self._core}/configmaps/{name}")
             record = sight.read_record(raw) if raw is not None and self._is_ours(raw) else None
             if record is None or record.ended is not None:
-                return
+                return record is not None
             query = {"labelSelector": f"{pods.INSTALLATION}={self._terms.mark},{pods.GANG}={name}"}
             await self._remove(record, await self.api.items(f"{self._core}/pods", query))
+            return True
 
     async def close(self) -> None:
         await self.lines.close()
@@ -173,9 +181,11 @@ class Site:
         owner = pods.Owner(name=spec.name, uid=before.uid)
         ranks = [pods.make_pod(spec, rank, terms.mark, owner, node, terms.wishes, agent) for rank in range(spec.nodes)]
         try:
-            await self.api.make(f"{self._core}/secrets", pods.make_secret(spec, terms.mark, owner))
+            # No kubelet asks for the secret before it has heard of its pod, which takes longer than making both.
             results = await asyncio.gather(
-                *(self.api.make(f"{self._core}/pods", pod) for pod in ranks), return_exceptions=True
+                self.api.make(f"{self._core}/secrets", pods.make_secret(spec, terms.mark, owner)),
+                *(self.api.make(f"{self._core}/pods", pod) for pod in ranks),
+                return_exceptions=True,
             )
             for result in results:
                 if isinstance(result, BaseException):
@@ -296,6 +306,7 @@ class Site:
             await self.api.drop(f"{self._core}/pods/{name}", _DOOMED)
         if len(for_sure) < record.nodes:
             await self._drop_pods(record)
+            await self._leave_queue(record)  # some may never have begun
         await self.api.drop(f"{self._core}/secrets/{record.name}")
         self._terms.changed(record.name)
         for rank in range(record.nodes):
@@ -316,6 +327,8 @@ class Site:
         for pod in found:
             self._last[pod["metadata"]["name"]] = pod
         await self._drop_pods(record, hasty=not begun)
+        if not begun:  # else Kueue would give the gang's quota to others while its pods still have their grace
+            await self._leave_queue(record)
 
     async def _drop_pods(self, record: Record, *, hasty: bool = False) -> None:
         """Ask for the pods' end; `hasty` where nothing works in them that has to be asked to stop.
@@ -327,10 +340,22 @@ class Site:
         options = _DOOMED if hasty else None
         await asyncio.gather(*(self.api.drop(f"{self._core}/pods/{name}", options) for name in names))
 
+    async def _leave_queue(self, record: Record) -> None:
+        """Kueue keeps pods that it has not admitted, and their place in the queue, until its own object goes."""
+        if not self._terms.wishes.queue:
+            return
+        try:
+            version = await find_kueue(self.api)
+            await self.api.drop(f"{version}/namespaces/{self.api.context.namespace}/workloads/{record.name}")
+        except Answered as error:
+            if error.status not in (403, 404):  # who may not has to wait for Kueue; a cluster without it keeps nothing
+                raise
+
     async def _forget(self, record: Record) -> None:
         """Nothing was started: leave nothing."""
         names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
         await asyncio.gather(*(self.api.drop(f"{self._core}/pods/{name}", _DOOMED) for name in names))
+        await self._leave_queue(record)
         await self.api.drop(f"{self._core}/secrets/{record.name}")
         await self.api.drop(f"{self._core}/configmaps/{record.name}")
 
@@ -340,6 +365,12 @@ class Site:
     def _is_ours(self, raw: Object) -> bool:
         labels = raw["metadata"].get("labels") or {}
         return bool(labels.get(pods.INSTALLATION) == self._terms.mark)
+
+
+async def find_kueue(api: Api) -> str:
+    """Where Kueue's objects are: its versions come and go. Raises Answered, 404 where there is none."""
+    told = await api.get("/apis/kueue.x-k8s.io")
+    return f"/apis/{told['preferredVersion']['groupVersion']}"
 
 
 def part_of_offer(offer: Offer) -> Part:

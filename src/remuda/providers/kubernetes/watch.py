@@ -31,7 +31,7 @@ class Watch:
         """Keep lines from now on."""
         self._carrying = True
         for pod in self._known.values():
-            self._follow(pod, news=False)
+            self._follow(pod)
 
     def stop_carrying(self) -> None:
         self._carrying = False
@@ -81,17 +81,17 @@ class Watch:
         if not gone:
             self._known[name] = pod
         if gone or before is None or _mark_of(before) != _mark_of(pod):
-            self._follow(pod, news=True, gone=gone)
+            self._follow(pod, gone=gone)
             self._changed(pod["metadata"]["labels"][pods.GANG])
 
-    def _follow(self, pod: Object, *, news: bool, gone: bool = False) -> None:
+    def _follow(self, pod: Object, *, gone: bool = False) -> None:
         if not self._carrying:
             return
         name = pod["metadata"]["name"]
         if gone or (pod.get("status") or {}).get("phase") in _OVER:
             self._site.lines.let_go(name)
         elif pod["spec"].get("nodeName"):
-            self._site.lines.follow(name, news=news)
+            self._site.lines.follow(name, runs=(pod.get("status") or {}).get("phase") == "Running")
 
 
 def _mark_of(pod: Object) -> object:

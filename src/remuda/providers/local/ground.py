@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
-from threading import Lock
+from threading import Lock, get_ident
 
 from remuda.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from remuda.providers.hosts.configs import AgentConfig
@@ -155,7 +155,7 @@ class Ground:
             grace_s=spec.grace.total_seconds(),
             devices=[device for config in configs for device in config.devices],
         )
-        fresh = self._folder(f".new-{spec.name}-{os.getpid()}")
+        fresh = self._folder(f".new-{spec.name}-{os.getpid()}-{get_ident()}")
         shutil.rmtree(fresh, ignore_errors=True)
         try:
             fresh.mkdir(mode=0o700, parents=True)
@@ -244,7 +244,8 @@ class Ground:
             write(folder / "dead.json", death)
         left = read(folder / "exit.json", Exit)
         rank = Rank(number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left)
-        if not death.in_order and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
+        owes = not death.in_order or (folder / "undelivered").exists()
+        if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
             return replace(rank, courier=courier, waits_for="its last words are being delivered")
         return rank
 

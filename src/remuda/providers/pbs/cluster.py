@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from remuda.domain.offers import Offer
-from remuda.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer
+from remuda.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer, name_pool
 
 _SIZES_KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3}
 _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
@@ -80,22 +80,26 @@ def read_cluster(
 def list_offers(cluster: Cluster, prices: Prices, *, spot: Sequence[str], queue: bool) -> Sequence[Offer]:
     """One offer for each queue, kind of node and number of accelerators, or size where there are none."""
     offers = {}
+    kinds: dict[tuple[str, Shape], list[ClusterNode]] = {}
     for each in cluster.queues:
         mine = [node for node in cluster.nodes_of(each.name) if node.up and node.shape.cpus]
+        for node in sorted(mine, key=lambda n: (n.shape.gpus, n.shape.gpu, n.shape.cpus, n.shape.memory_mib)):
+            kinds.setdefault((each.name, node.shape), []).append(node)
+    groups = [{node.name for node in alike} for alike in kinds.values()]
+    for (name, shape), alike in kinds.items():
         place = Place(
             provider="pbs",
             cluster=cluster.name,
-            queue=each.name,
-            taken=each.name in spot,
-            widest=max((node.shape.cpus for node in mine), default=1),
+            queue=name,
+            taken=name in spot,
+            widest=max(other.cpus for queued, other in kinds if queued == name),
+            pool=name_pool((node.name for node in alike), groups),
         )
-        for shape in sorted({node.shape for node in mine}, key=lambda s: (s.gpus, s.gpu, s.cpus, s.memory_mib)):
-            alike = [node for node in mine if node.shape == shape]
-            for part in list_parts(shape):
-                idle = sum(_fits(node, part) for node in alike)
-                capacity = None if queue else idle
-                offer = make_offer(place, shape, part, prices, capacity=capacity, source=f"PBS, {idle} idle")
-                offers[offer.key] = offer
+        for part in list_parts(shape):
+            idle = sum(_fits(node, part) for node in alike)
+            capacity = None if queue else idle
+            offer = make_offer(place, shape, part, prices, capacity=capacity, source=f"PBS, {idle} idle")
+            offers[offer.key] = offer
     return list(offers.values())
 
 

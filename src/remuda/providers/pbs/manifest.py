@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from remuda.providers.base import Feature, Manifest, Setting, SettingKind
+from remuda.providers.settings import gpu_price, login_node, node_price, text
 
 LACKS: Mapping[Feature, str] = {
     Feature.IMAGE: "a cluster's nodes start the agent as a plain process; load what the task needs in its `setup`",
@@ -15,17 +16,6 @@ LACKS: Mapping[Feature, str] = {
 }
 
 
-def _text(name: str, consequence: str, default: str | None = None) -> Setting:
-    return Setting(name=name, kind=SettingKind.TEXT, default=default, consequence=consequence)
-
-
-def _price(name: str, of: str) -> Setting:
-    return Setting(
-        name=name, kind=SettingKind.NUMBER, unit="USD per hour", default=0, minimum=0,
-        consequence=f"Jobs are charged this for {of}. Above 0 a job needs consent as on any paid offer.",
-    )  # fmt: skip
-
-
 MANIFEST = Manifest(
     name="pbs",
     title="a PBS cluster",
@@ -33,25 +23,16 @@ MANIFEST = Manifest(
     lacks=LACKS,
     settle=timedelta(0),
     settings=(
-        _text(
-            "host",
-            "The login node, as `ssh` knows it; the connection is made without a password. Unset: this machine is one.",
-        ),
-        _text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
-        _text(
-            "folder",
-            "A folder that the login node and all nodes see under the same path; only its user may look into it.",
-            "~/.remuda-cluster",
-        ),
-        _text("queues", "Names with commas between them; only these are used. Unset: all that take and start jobs."),
-        _text("spot_queues", "Names of queues whose jobs may be preempted; they are offered as spot."),
-        _text("gpu", "What the nodes' GPUs are, such as `H100`. Unset: as `gpu_resource` says."),
-        _text("gpu_resource", "The resource in which the cluster's nodes name the kind of their GPUs.", "gpu_type"),
-        _text("account", "The account that jobs are charged to (`-A`). Unset: none is named."),
-        _text("qsub_options", "More options of `qsub`, such as `-P vision`."),
-        _text("python", "The Python (3.8 or newer) that nodes and the login node run the agent with.", "python3"),
-        _price("price_usd_gpu_hr", "each accelerator that they hold"),
-        _price("price_usd_node_hr", "a node of which they hold no accelerators, or the share of it that they hold"),
+        *login_node(),
+        text("queues", "Names with commas between them; only these are used. Unset: all that take and start jobs."),
+        text("spot_queues", "Names of queues whose jobs may be preempted; they are offered as spot."),
+        text("gpu", "What the nodes' GPUs are, such as `H100`. Unset: as `gpu_resource` says."),
+        text("gpu_resource", "The resource in which the cluster's nodes name the kind of their GPUs.", "gpu_type"),
+        text("account", "The account that jobs are charged to (`-A`). Unset: none is named."),
+        text("qsub_options", "More options of `qsub`, such as `-P vision`."),
+        text("python", "The Python (3.8 or newer) that nodes and the login node run the agent with.", "python3"),
+        gpu_price(),
+        node_price(),
         Setting(
             name="queue", kind=SettingKind.FLAG, default=True,
             consequence="`true`: jobs are handed to PBS's own queues when nothing is free. "

@@ -1,6 +1,5 @@
 """PBS as a provider: gangs are batch jobs, found again by their name and our mark among their variables."""
 
-import shlex
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -10,8 +9,8 @@ from remuda.domain.units import HourlyRate, parse_rate
 from remuda.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from remuda.providers.batch.gangs import Gangs, Taking, mark_of
 from remuda.providers.batch.ground import Ground
-from remuda.providers.batch.seat import Seat, Where
-from remuda.providers.batch.shapes import Prices
+from remuda.providers.batch.seat import Seat, read_where, read_words
+from remuda.providers.batch.shapes import Prices, count_gpus
 from remuda.providers.pbs.cluster import Cluster, count_room, list_offers, read_cluster
 from remuda.providers.pbs.commands import TOOLS, Pbs
 from remuda.providers.pbs.export import make_export
@@ -27,15 +26,8 @@ class PbsProvider:
         self.manifest = manifest
         self._context = context
         self._settings = context.settings
-        self.seat = Seat(
-            Where(
-                host=self._text("host"),
-                ssh_options=shlex.split(self._text("ssh_options")),
-                python=self._text("python") or "python3",
-                folder=self._text("folder") or "~/.remuda-cluster",
-                tools=TOOLS,
-            )
-        )
+        self._wishes = self._read_wishes()
+        self.seat = Seat(read_where(context.settings, TOOLS))
         self.pbs = Pbs(self.seat)
         self._gangs = Gangs(self.seat, self.pbs, context)
         self._cluster: tuple[datetime, Cluster] | None = None
@@ -54,7 +46,7 @@ class PbsProvider:
             raise NoCapacity(f"{gang.offer.key}: not an offer of the cluster {cluster.name} now")
         if count_room(cluster, gang.offer) < gang.nodes:  # PBS itself might let it wait for ever
             raise NoCapacity(f"{gang.offer.key}: queue {queue.name} has fewer than {gang.nodes} such nodes")
-        wishes = self._wishes()
+        wishes = self._wishes
 
         async def submit(ground: Ground, agent: str) -> str:
             options = make_options(gang, queue, mark_of(ground), wishes)
@@ -75,32 +67,28 @@ class PbsProvider:
     async def introduce(self) -> Sequence[tuple[str, str]]:
         hello, cluster = await self.seat.hello(), await self._read_cluster()
         up = [node for node in cluster.nodes if node.up]
-        gpus: dict[str, int] = {}
-        for node in up:
-            if node.shape.gpus:
-                gpus[node.shape.gpu or "gpu"] = gpus.get(node.shape.gpu or "gpu", 0) + node.shape.gpus
         return [
             ("cluster", f"{cluster.name}, PBS {cluster.version}"),
             ("login node", hello.host),
             ("user", (await self.seat.run(["id", "-un"])).out.strip()),
             ("queues", ", ".join(queue.name for queue in cluster.queues) or "none that takes and starts jobs"),
             ("nodes", f"{len(up)} of {len(cluster.nodes)} up"),
-            ("GPUs", ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"),
+            ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
             ("Python of the login node", hello.python),
         ]
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        return make_export(task, offer, nodes, self._wishes())
+        return make_export(task, offer, nodes, self._wishes)
 
     async def close(self) -> None:
         await self._gangs.close()
         await self.seat.close()
 
-    def _wishes(self) -> Wishes:
+    def _read_wishes(self) -> Wishes:
         return Wishes(
             account=self._text("account"),
-            options=shlex.split(self._text("qsub_options")),
+            options=read_words(self._settings, "qsub_options"),
             python=self._text("python") or "python3",
             warning_s=int(self._settings.get("warning_s", 60)),
             gpu_resource="" if self._text("gpu") else self._text("gpu_resource"),

@@ -1,8 +1,9 @@
-"""Where the catalog's prices can be had from without credentials: one module per provider that publishes them.
+"""Where the catalog's prices can be had from: one module per provider, by its public list or the user's credentials.
 
 A module of this package that defines `SOURCE: PriceSource` is found by folder scan; no shared file names it.
 
 * PriceError     the prices cannot be had now; the message says why and what to do
+  + NeedsLogin   not with the credentials that are at hand; a refresh of everything goes on without them
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,10 @@ from remuda.domain.offers import Offer
 
 class PriceError(Exception):
     """The prices cannot be had now; the message says why and what to do."""
+
+
+class NeedsLogin(PriceError):
+    """Not with the credentials that are at hand; a refresh of everything goes on without this provider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 _NO_READER = "no reader for its price list yet"
 REASONS: Mapping[str, str] = {
-    "aws": "its on-demand list is public, but Remuda has no reader for it yet; spot prices need credentials",
     "gcp": "its price API needs an API key",
     "oci": _NO_READER,
     "lambda": "its API needs an API key",

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from remuda.domain.offers import Offer
-from remuda.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer
+from remuda.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer, name_pool
 
 _GONE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "MAINT", "NOT_RESPONDING"}
 _GONE |= {"RESERVED", "UNKNOWN"}
@@ -79,13 +79,18 @@ def list_offers(cluster: Cluster, prices: Prices, *, queue: bool) -> Sequence[Of
     CPUs and memory go with the accelerators, in equal shares of the node.
     """
     offers = []
+    kinds: dict[tuple[Partition, Shape], list[ClusterNode]] = {}
     for partition in cluster.partitions:
         mine = [node for node in cluster.nodes if partition.name in node.partitions and node.up]
-        for shape in sorted({node.shape for node in mine}, key=lambda s: (s.gpus, s.gpu, s.cpus, s.memory_mib)):
-            alike = [node for node in mine if node.shape == shape]
-            for part in list_parts(shape):
-                idle = sum(_fits(node, part) for node in alike)
-                offers.append(_offer(cluster, partition, shape, part, prices, None if queue else idle, idle))
+        for node in sorted(mine, key=lambda n: (n.shape.gpus, n.shape.gpu, n.shape.cpus, n.shape.memory_mib)):
+            kinds.setdefault((partition, node.shape), []).append(node)
+    groups = [{node.name for node in alike} for alike in kinds.values()]
+    for (partition, shape), alike in kinds.items():
+        pool = name_pool((node.name for node in alike), groups)
+        for part in list_parts(shape):
+            idle = sum(_fits(node, part) for node in alike)
+            offer = _offer(cluster, partition, shape, part, prices, None if queue else idle, idle)
+            offers.append(replace(offer, pool=pool))
     return list({offer.key: offer for offer in offers}.values())  # a size of two kinds of nodes is one offer
 
 

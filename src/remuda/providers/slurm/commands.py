@@ -122,8 +122,6 @@ class Slurm:
 def sort_complaint(done: Done) -> ProviderError:
     """What a refused or lost submission is to its caller."""
     said = done.said.replace("sbatch: error: ", "")
-    if "FileNotFoundError" in said:
-        return Refused(f"there is no sbatch on the login node: {said}")
     if done.code is None or (_LATER.search(said) and not _SURELY_NOT.search(said)):
         return Unsure(f"sbatch: {said}")
     if _LATER.search(said):

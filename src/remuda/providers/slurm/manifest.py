@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from remuda.providers.base import Feature, Manifest, Refused, Setting, SettingKind
+from remuda.providers.settings import gpu_price, login_node, node_price, text
 
 LACKS: Mapping[Feature, str] = {
     Feature.IMAGE: "the setting `container` does not say what runs images on this cluster's nodes",
@@ -37,17 +38,6 @@ def with_containers(manifest: Manifest, container: str) -> Manifest:
     return replace(manifest, lacks=lacks)
 
 
-def _text(name: str, consequence: str, default: str | None = None) -> Setting:
-    return Setting(name=name, kind=SettingKind.TEXT, default=default, consequence=consequence)
-
-
-def _price(name: str, of: str) -> Setting:
-    return Setting(
-        name=name, kind=SettingKind.NUMBER, unit="USD per hour", default=0, minimum=0,
-        consequence=f"Jobs are charged this for {of}. Above 0 a job needs consent as on any paid offer.",
-    )  # fmt: skip
-
-
 MANIFEST = Manifest(
     name="slurm",
     title="a Slurm cluster",
@@ -55,28 +45,19 @@ MANIFEST = Manifest(
     lacks=LACKS,
     settle=timedelta(0),
     settings=(
-        _text(
-            "host",
-            "The login node, as `ssh` knows it; the connection is made without a password. Unset: this machine is one.",
-        ),
-        _text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
-        _text(
-            "folder",
-            "A folder that the login node and all nodes see under the same path; only its user may look into it.",
-            "~/.remuda-cluster",
-        ),
-        _text("partitions", "Names with commas between them; only these are used. Unset: all that the user may use."),
-        _text("account", "The account that jobs are charged to. Unset: the user's default."),
-        _text("qos", "The quality of service that jobs ask for. Unset: the default."),
-        _text("sbatch_options", "More options of `sbatch`, such as `--constraint=ib --exclude=n7`."),
-        _text("python", "The Python (3.8 or newer) that nodes and the login node run the agent with.", "python3"),
-        _text(
+        *login_node(),
+        text("partitions", "Names with commas between them; only these are used. Unset: all that the user may use."),
+        text("account", "The account that jobs are charged to. Unset: the user's default."),
+        text("qos", "The quality of service that jobs ask for. Unset: the default."),
+        text("sbatch_options", "More options of `sbatch`, such as `--constraint=ib --exclude=n7`."),
+        text("python", "The Python (3.8 or newer) that nodes and the login node run the agent with.", "python3"),
+        text(
             "container",
             "What runs images on the nodes: `apptainer`, `podman`, `docker`, or `pyxis`, whose images bring their own "
             "Python 3.8 or newer. Unset: tasks with an image are refused.",
         ),
-        _price("price_usd_gpu_hr", "each accelerator that they hold"),
-        _price("price_usd_node_hr", "a node of which they hold no accelerators, or the share of it that they hold"),
+        gpu_price(),
+        node_price(),
         Setting(
             name="queue", kind=SettingKind.FLAG, default=True,
             consequence="`true`: jobs are handed to Slurm's own queue when nothing is free. "

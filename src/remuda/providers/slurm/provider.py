@@ -1,6 +1,5 @@
 """Slurm as a provider: gangs are batch jobs, found again by their name and our comment."""
 
-import shlex
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -10,8 +9,8 @@ from remuda.domain.units import HourlyRate, parse_rate
 from remuda.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from remuda.providers.batch.gangs import Gangs, Taking, mark_of
 from remuda.providers.batch.ground import Ground
-from remuda.providers.batch.seat import Seat, Where
-from remuda.providers.batch.shapes import Prices
+from remuda.providers.batch.seat import Seat, read_where, read_words
+from remuda.providers.batch.shapes import Prices, count_gpus
 from remuda.providers.slurm.cluster import Cluster, count_room, list_offers, read_cluster
 from remuda.providers.slurm.commands import TOOLS, Slurm
 from remuda.providers.slurm.export import make_export
@@ -27,16 +26,9 @@ class SlurmProvider:
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self._context = context
         self._settings = context.settings
+        self._wishes = self._read_wishes()
         self.manifest = with_containers(manifest, self._text("container"))
-        self.seat = Seat(
-            Where(
-                host=self._text("host"),
-                ssh_options=shlex.split(self._text("ssh_options")),
-                python=self._text("python") or "python3",
-                folder=self._text("folder") or "~/.remuda-cluster",
-                tools=TOOLS,
-            )
-        )
+        self.seat = Seat(read_where(context.settings, TOOLS))
         self.slurm = Slurm(self.seat)
         self._gangs = Gangs(self.seat, self.slurm, context)
         self._cluster: tuple[datetime, Cluster] | None = None
@@ -54,7 +46,7 @@ class SlurmProvider:
             raise NoCapacity(f"{gang.offer.key}: not an offer of the cluster {cluster.name} now")
         if count_room(cluster, gang.offer) < gang.nodes:  # Slurm itself might let it wait for ever
             raise NoCapacity(f"{gang.offer.key}: partition {partition.name} has fewer than {gang.nodes} such nodes")
-        wishes = self._wishes()
+        wishes = self._wishes
         taken_s = max(partition.grace, cluster.kill_wait).total_seconds()
 
         async def submit(ground: Ground, agent: str) -> str:
@@ -79,10 +71,6 @@ class SlurmProvider:
         hello, cluster = await self.seat.hello(), await self._read_cluster()
         user = (await self.seat.run(["id", "-un"])).out.strip()
         up = [node for node in cluster.nodes if node.up]
-        gpus: dict[str, int] = {}
-        for node in up:
-            if node.shape.gpus:
-                gpus[node.shape.gpu or "gpu"] = gpus.get(node.shape.gpu or "gpu", 0) + node.shape.gpus
         limits = await self.slurm.limits(user) if "sacctmgr" in hello.tools else ()
         return [
             ("cluster", f"{cluster.name}, Slurm {cluster.version}"),
@@ -90,7 +78,7 @@ class SlurmProvider:
             ("user", user),
             ("partitions", ", ".join(each.name + (" (spot)" if each.taken else "") for each in cluster.partitions)),
             ("nodes", f"{len(up)} of {len(cluster.nodes)} up"),
-            ("GPUs", ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none"),
+            ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
             ("Python of the login node", hello.python),
             ("limits", "known to the cluster's accounting" if limits else "the cluster keeps no accounting"),
@@ -98,17 +86,17 @@ class SlurmProvider:
         ]
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        return make_export(task, offer, nodes, self._wishes())
+        return make_export(task, offer, nodes, self._wishes)
 
     async def close(self) -> None:
         await self._gangs.close()
         await self.seat.close()
 
-    def _wishes(self) -> Wishes:
+    def _read_wishes(self) -> Wishes:
         return Wishes(
             account=self._text("account"),
             qos=self._text("qos"),
-            options=shlex.split(self._text("sbatch_options")),
+            options=read_words(self._settings, "sbatch_options"),
             python=self._text("python") or "python3",
             warning_s=int(self._settings.get("warning_s", 60)),
         )
@@ -120,14 +108,15 @@ class SlurmProvider:
 
     async def _read_cluster(self) -> Cluster:
         wanted = [name.strip() for name in self._text("partitions").split(",") if name.strip()]
+        rows = await self.slurm.show("show", "partition")
         cluster = read_cluster(
-            await self.slurm.config(),
-            await self.slurm.show("show", "partition"),
-            await self.slurm.show("--details", "show", "nodes"),
-            wanted,
+            await self.slurm.config(), rows, await self.slurm.show("--details", "show", "nodes"), wanted
         )
         if missing := [name for name in wanted if cluster.partition(name) is None]:
-            raise Refused(f"[providers.slurm] partitions: {', '.join(missing)}: not up, or not for this user")
+            there = ", ".join(row["PartitionName"] for row in rows if row.get("State") == "UP") or "none"
+            raise Refused(
+                f"[providers.slurm] partitions: {', '.join(missing)}: not up, or not for this user; up: {there}"
+            )
         self._cluster = (self._context.now(), cluster)
         return cluster
 

@@ -9,6 +9,7 @@ Errors, by what the caller does next:
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,11 @@ def _explain(name: str, error: BaseException) -> CannotConnect | NotLetIn | None
             return NotLetIn(f"{name}: {error}")
         case TimeoutError():
             return CannotConnect(f"{name}: it does not answer within {CONNECT_TIMEOUT_S} s")
+        case socket.gaierror():
+            return CannotConnect(
+                f"{name}: no address is known for it ({error.strerror}): give it a `Host {name}` with its HostName in "
+                "~/.ssh/config, or its address in the inventory"
+            )
         case asyncssh.Error() | OSError():
             return CannotConnect(f"{name}: it cannot be reached: {_say(error)}")
         case _:

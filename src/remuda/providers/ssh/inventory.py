@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -17,6 +18,10 @@ GROUP = "hosts"  # of hosts that are in no group of their own
 HOST_KEYS = ("strict", "accept-new")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOME = Path("~/.config/remuda")
+_SSH_CONFIG = "~/.ssh/config"
+_Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_Size = Annotated[float, msgspec.Meta(gt=0)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +51,23 @@ class Inventory:
     entries: Mapping[str, Entry]
     ssh_config: Path
     accept_new: bool
+    idle: Sequence[str] = ()  # patterns of `hosts` that no Host of the SSH configuration matches
 
 
 class _Host(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A table [hosts.NAME] of the inventory."""
 
     group: str | None = None
-    price_usd_hr: float | None = None
+    price_usd_hr: _Price | None = None
     address: str | None = None
     user: str | None = None
-    port: int | None = None
+    port: _Port | None = None
     identity_file: str | None = None
     jump: str | None = None
     node_address: str | None = None
     folder: str | None = None
-    cpus: float | None = None
-    memory_gib: float | None = None
+    cpus: _Size | None = None
+    memory_gib: _Size | None = None
     accelerators: bool = True
 
 
@@ -69,10 +75,13 @@ class _Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     """A table [groups.NAME] of the inventory."""
 
     hosts: list[str] = []
-    price_usd_hr: float | None = None
+    price_usd_hr: _Price | None = None
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+_T = TypeVar("_T", _Host, _Group)
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
     hosts: dict[str, _Host] = {}
     groups: dict[str, _Group] = {}
 
@@ -82,11 +91,15 @@ def read_inventory(settings: Mapping[str, Scalar]) -> Inventory:
     keys = str(settings.get("host_keys", HOST_KEYS[0]))
     if keys not in HOST_KEYS:
         raise Refused(f"[providers.ssh] host_keys is {keys!r}: write one of {', '.join(HOST_KEYS)}")
-    config = Path(str(settings.get("ssh_config", "~/.ssh/config"))).expanduser()
+    named = str(settings.get("ssh_config", _SSH_CONFIG))
+    config = Path(named).expanduser()
+    if named not in ("", _SSH_CONFIG) and not config.exists():  # by "" and /dev/null none is read
+        raise Refused(f"[providers.ssh] ssh_config: there is no file {config}")
     where, file = _read_file(settings.get("inventory"))
     hosts = dict(file.hosts)
     group_of: dict[str, str] = {}
-    for word in _named(str(settings.get("hosts", "")), config):
+    idle: list[str] = []
+    for word in _named(str(settings.get("hosts", "")), config, idle):
         name, host = _split(word)
         hosts.setdefault(name, host)
     for group, told in file.groups.items():
@@ -107,7 +120,8 @@ def read_inventory(settings: Mapping[str, Scalar]) -> Inventory:
         raise Refused(f"{where}: {wrong[0]!r} is no name for a host or group: letters, digits, '.', '_' and '-'")
     if both := sorted(groups & entries.keys()):
         raise Refused(f"{where}: {both[0]} names a host and a group; give one of them another name")
-    return Inventory(entries=dict(sorted(entries.items())), ssh_config=config, accept_new=keys == "accept-new")
+    found = dict(sorted(entries.items()))
+    return Inventory(entries=found, ssh_config=config, accept_new=keys == "accept-new", idle=idle)
 
 
 def _entry(name: str, host: _Host, group: str, told: _Group, settings: Mapping[str, Scalar]) -> Entry:
@@ -136,18 +150,35 @@ def _read_file(given: Scalar | None) -> tuple[str, _File]:
         return "[providers.ssh]", _File()
     path = _HOME.expanduser() / Path(str(given)).expanduser()
     try:
-        return str(path), msgspec.convert(tomllib.loads(path.read_text()), _File)
+        raw = tomllib.loads(path.read_text())
     except OSError as error:
         reason = error.strerror or str(error)
         raise Refused(f"[providers.ssh] inventory: {path} cannot be read: {reason}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(f"{path} is not TOML: {error}") from error
-    except msgspec.ValidationError as error:
-        raise Refused(f"{path}: {error}; known are [hosts.NAME] and [groups.NAME], see the guide") from error
+    if unknown := sorted(raw.keys() - {"hosts", "groups"}):
+        raise Refused(f"{path}: {unknown[0]!r} is unknown; known are tables [hosts.NAME] and [groups.NAME]")
+    return str(path), _File(hosts=_convert(path, raw, "hosts", _Host), groups=_convert(path, raw, "groups", _Group))
 
 
-def _named(text: str, config: Path) -> Iterator[str]:
-    """The hosts of the setting; patterns are looked up among the `Host` lines of the SSH configuration."""
+def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) -> dict[str, _T]:
+    """The tables of one kind by name; what is wrong in one is told with it."""
+    tables = raw.get(table, {})
+    found = {}
+    for name, content in tables.items() if isinstance(tables, dict) else [("NAME", tables)]:
+        try:
+            found[name] = msgspec.convert(content, kind)
+        except msgspec.ValidationError as error:
+            known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+            raise Refused(f"{path}: [{table}.{name}]: {error}; known are {known}") from error
+    return found
+
+
+def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
+    """The hosts of the setting; patterns are looked up among the `Host` lines of the SSH configuration.
+
+    `idle` gets those that match none.
+    """
     known: Sequence[str] | None = None
     for word in text.replace(",", " ").split():
         if not set("*?[") & set(word):
@@ -155,7 +186,10 @@ def _named(text: str, config: Path) -> Iterator[str]:
             continue
         if known is None:
             known = list(_aliases(config))
-        yield from (name for name in known if fnmatchcase(name, word))
+        matches = [name for name in known if fnmatchcase(name, word)]
+        if not matches:
+            idle.append(word)
+        yield from matches
 
 
 def _split(word: str) -> tuple[str, _Host]:

@@ -10,7 +10,7 @@ Errors, by what the caller does next:
 import asyncio
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,9 +20,18 @@ from typing import TypeVar
 import asyncssh
 import msgspec
 
-from remuda.providers.base import NoCapacity, Refused, TryAgain
+from remuda.providers.base import Refused, TryAgain
 from remuda.providers.hosts import parcels
-from remuda.providers.hosts.herd.line import ASK_TIMEOUT_S, CannotConnect, Far, LinkLost
+from remuda.providers.hosts.herd.line import (
+    ASK_TIMEOUT_S,
+    Answer,
+    Asked,
+    CannotConnect,
+    Far,
+    LinkLost,
+    give_answer,
+    give_up,
+)
 from remuda.providers.hosts.herd.machines import Facts
 from remuda.providers.hosts.parcels import Parcel
 from remuda.providers.ssh.dial import Dialled, Ways, dial
@@ -34,16 +43,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between tries to connect
 _COUNTED_S = 60.0  # of the time between two failed tries at most so much counts as silence: we may have slept
 _WITNESS_TIMEOUT_S = 5
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path, with a margin to the kernel's 108
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    """A line of the steward."""
-
-    id: int | None = None
-    answer: msgspec.Raw = msgspec.Raw()  # empty: there is an error instead
-    kind: str = ""
-    error: str = ""
-    changed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ class Link:
         self._base = base
         self._process: asyncssh.SSHClientProcess[bytes] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._asked: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._asked: Asked = {}
         self._number = 0
         self._reached: tuple[str, int] | None = None
         self._opening = asyncio.Lock()
@@ -300,7 +299,7 @@ class Link:
             while line := await process.stdout.readline():
                 if not line.startswith(b"{"):
                     continue  # what a login there says to everybody
-                self._heard(msgspec.json.decode(line, type=_Answer))
+                self._heard(msgspec.json.decode(line, type=Answer))
         if self._process is process:
             complaint = b""
             with suppress(asyncssh.Error, OSError, TimeoutError):
@@ -312,26 +311,14 @@ class Link:
             self._count_failure(f"{self.entry.name}: the connection was lost {said[-1:] or ''}".strip(), answered=False)
             self._base.changed(self.entry.name, None)
 
-    def _heard(self, answer: _Answer) -> None:
+    def _heard(self, answer: Answer) -> None:
         if answer.changed is not None:
             self._base.changed(self.entry.name, answer.changed)
             return
-        future = self._asked.pop(-1 if answer.id is None else answer.id, None)
-        if future is None or future.done():
-            return
-        if len(bytes(answer.answer)):
-            future.set_result(answer.answer)
-            return
-        text = f"{self.entry.name}: {answer.error}"
-        errors: Mapping[str, type[Exception]] = {"busy": NoCapacity, "refused": Refused}
-        future.set_exception(errors.get(answer.kind, TryAgain)(text))
+        give_answer(self._asked, answer, self.entry.name)
 
     def _drop(self) -> None:
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(LinkLost(f"{self.entry.name}: the connection was lost before it answered"))
-                future.exception()  # whoever asked may have gone
-        self._asked.clear()
+        give_up(self._asked, f"{self.entry.name}: the connection was lost before it answered")
         if self._reading is not None:
             self._reading.cancel()
         if self.dialled is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from remuda.providers.base import Feature, Manifest, Setting, SettingKind
+from remuda.providers.settings import lost_setting, price_setting
 
 LACKS: Mapping[Feature, str] = {
     Feature.SPOT: "hosts of your own are never taken away for a lower price, so there are no spot offers",
@@ -47,23 +48,10 @@ MANIFEST = Manifest(
             consequence="`strict` refuses hosts whose key is not in known_hosts; `accept-new` trusts a host's key when "
             "it is first seen, and refuses a changed one.",
         ),
-        Setting(
-            name="price_usd_hr",
-            kind=SettingKind.NUMBER,
-            unit="USD per hour",
-            default=0,
-            minimum=0,
-            consequence="Jobs are charged this for each accelerator that they hold, or once a node if they hold none. "
-            "The inventory can say otherwise for groups and hosts. Above 0 a job needs consent as on any paid offer.",
-        ),
-        Setting(
-            name="lost_after_s",
-            kind=SettingKind.NUMBER,
-            unit="seconds",
-            default=600,
-            minimum=1,
-            consequence="A host that could not be reached for so long, by us and by its neighbours, is taken for "
-            "dead: its jobs are tried again elsewhere.",
+        price_setting("The inventory can say otherwise for groups and hosts. "),
+        lost_setting(
+            "A host that could not be reached for so long, by us and by its neighbours, is taken for "
+            "dead: its jobs are tried again elsewhere."
         ),
         Setting(
             name="folder",

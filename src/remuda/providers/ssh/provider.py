@@ -41,7 +41,7 @@ _TICK_S, _CALM_S = 0.5, 5.0  # between looks at lines of which one is down, and 
 
 
 class SshProvider:
-    """Implements Provider, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces and Closes."""
+    """Implements Provider, HasParts, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces and Closes."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -52,6 +52,7 @@ class SshProvider:
         for folder in (self._home / "facts", self._home / "parcels", self._home / mark):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._links: dict[str, Link] = {}
+        self._idle: Sequence[str] = ()  # patterns of the settings that no host matches
         self._known: dict[str, Known] = {}
         self._learnt_at: dict[str, datetime] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
@@ -74,10 +75,13 @@ class SshProvider:
     async def offers(self) -> Sequence[Offer]:
         await self._learn(_FIRST_WAIT_S)
         offers = list_offers(self._ready())
-        unknown = [link for name, link in self._links.items() if name not in self._known]
-        if not offers and unknown:
-            raise TryAgain("; ".join(link.problem or f"{link.entry.name} has not answered yet" for link in unknown))
+        if not offers and (silent := self.silent()):
+            raise TryAgain("; ".join(silent))
         return offers
+
+    def silent(self) -> Sequence[str]:
+        unknown = [link for name, link in self._links.items() if name not in self._known]
+        return [link.problem or f"{link.entry.name} has not answered yet" for link in unknown]
 
     async def hosts(self) -> Sequence[Host]:
         await self._learn(_HOSTS_WAIT_S)
@@ -127,13 +131,14 @@ class SshProvider:
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         await self._learn(_FIRST_WAIT_S, of_all=True)
+        idle = [(word, "it stands for no Host of the SSH configuration") for word in self._idle]
         if not self._links:
-            return [("hosts", "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md")]
+            return idle or [("hosts", "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md")]
         if not any(link.up for link in self._links.values()):
             raise TryAgain("no host can be used: " + "; ".join(link.problem for link in self._links.values()))
         carries = await asyncio.gather(*(link.can_carry() for link in self._links.values()))
         notes = {name: each for name, each in zip(self._links, carries, strict=True) if each}
-        return [*(fact for name in self._links for fact in self._introduce(name)), *notes.items()]
+        return [*(fact for name in self._links for fact in self._introduce(name)), *notes.items(), *idle]
 
     def _introduce(self, name: str) -> Sequence[tuple[str, str]]:
         link, known = self._links[name], self._known.get(name)
@@ -174,6 +179,7 @@ class SshProvider:
     def _update(self) -> None:
         """Keep to the inventory: hosts that are new, changed or gone. Raises Refused."""
         inventory = read_inventory(self._context.settings)
+        self._idle = inventory.idle
         ways = Ways(
             ssh_config=inventory.ssh_config,
             accept_new=inventory.accept_new,

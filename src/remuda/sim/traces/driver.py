@@ -38,17 +38,19 @@ class Run:
 def run_job(world: World, start_s: float, terms: Terms, make: PolicyMaker, *, keep_segments: bool = False) -> Run:
     """One job that starts at `start_s` of the world. Work done is kept when spot is taken away.
 
-    Raises PolicyFault where the policy takes spot that is not there, asks to be asked at once, or never ends.
+    A job that waits until the record ends is given up, and has missed its deadline.
+
+    Raises PolicyFault where the policy takes spot that is not there, or asks to be asked at once.
     """
     job = _Job(world, start_s, terms, keep_segments)
     policy = make(terms)
-    while job.left_s > 0:
+    while job.left_s > 0 and not job.given_up:
         job.step(policy.decide(View(job.now_s, job.left_s, job.mode, job.market, job.loading_s, job.quotes)))
     job.close()
     return Run(
         usd=job.usd,
         end_s=job.now_s,
-        missed=job.now_s > terms.deadline_s + GRAIN_S,
+        missed=job.given_up or job.now_s > terms.deadline_s + GRAIN_S,
         launches=job.launches,
         segments=tuple(job.segments),
     )
@@ -66,6 +68,7 @@ class _Job:
         "_terms",
         "_times",
         "_world",
+        "given_up",
         "launches",
         "left_s",
         "loading_s",
@@ -83,7 +86,7 @@ class _Job:
         self._index = world.at(start_s)
         self.quotes = world.quotes[self._index]
         self.now_s, self.left_s, self.loading_s, self.usd = 0.0, terms.work_s, 0.0, 0.0
-        self.mode, self.market, self.launches = Mode.IDLE, NOWHERE, 0
+        self.mode, self.market, self.launches, self.given_up = Mode.IDLE, NOWHERE, 0, False
         self.segments: list[Segment] = []
         self._opened = (0.0, 0.0, terms.work_s)  # of the open segment: since when, money and work left at that time
         self._reason = ""
@@ -101,7 +104,7 @@ class _Job:
         until = change if change < again_s else again_s
         if mode is Mode.IDLE:
             if until == inf:
-                raise PolicyFault(f"waits for ever from {now:.0f} s on: the trace has ended")
+                until, self.given_up = max(now, self._world.end_s - self._start), True
         else:
             until = self._work(until)
         self.now_s = until

@@ -2,23 +2,27 @@
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from heapq import heappop, heappush
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TextIO
 
 from remuda.domain.jobs import Job
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
 from remuda.domain.units import HourlyRate
+from remuda.scheduler.pools import pool_of
 from remuda.scheduler.turns import Capacity, Place, Turns, Waiting
 from remuda.sim.traces.readers import TraceError
 
 _EPOCH = datetime(2017, 8, 1, tzinfo=UTC)  # any fixed day: the traces count from their own start
+_LONGEST_S = 1e10  # three hundred years: no date beyond is counted
 _COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")
+_POOL_COLUMNS = ("vc", "node num")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,10 @@ def read_jobs(path: Path) -> list[Arrival]:
     """Jobs from CSV or Parquet with the columns arrival_s, duration_s, gpus and vc."""
     try:
         rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
-        jobs = [Arrival(float(at), float(length), int(gpus), str(pool)) for at, length, gpus, pool in rows]
+        jobs = [_arrival(float(at), float(length), int(gpus), str(pool)) for at, length, gpus, pool in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(
-            f"{path}: expected the columns {', '.join(_COLUMNS)}, the first three numbers: {error}"
+            f"{path}: expected the columns {', '.join(_COLUMNS)}, times of 0 or more, GPUs of 1 or more: {error}"
         ) from None
     return sorted(jobs, key=lambda job: job.arrival_s)
 
@@ -72,7 +76,7 @@ def read_pools(path: Path, gpus_per_node: int) -> dict[str, int]:
     """GPUs of each virtual cluster from a CSV with the columns vc and node num."""
     with path.open(newline="") as file:
         try:
-            return {row["vc"]: int(row["node num"]) * gpus_per_node for row in csv.DictReader(file)}
+            return {row["vc"]: _count(row["node num"]) * gpus_per_node for row in _rows(file, _POOL_COLUMNS)}
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"{path}: expected the columns vc and node num: {error}") from None
 
@@ -164,7 +168,7 @@ class _Pool:
         """Who may start now. The policy is strict at a place: after the first that stays, all others do."""
         if self._full or not self._queue:
             return
-        turns = Turns(Capacity(used={self._offer.key: self._used}))
+        turns = Turns(Capacity(used={pool_of(self._offer): Fraction(self._used, self.gpus)}))
         while self._queue:
             number, arrival, waiting = self._queue[0]
             self.decisions += 1
@@ -176,9 +180,28 @@ class _Pool:
             yield number, arrival
 
 
+def _arrival(at: float, length: float, gpus: int, pool: str) -> Arrival:
+    if not (0 <= at < _LONGEST_S and 0 <= length < _LONGEST_S and gpus > 0):
+        raise ValueError(f"arrival {at:g} s, duration {length:g} s, {gpus} GPUs")
+    return Arrival(at, length, gpus, pool)
+
+
+def _count(text: str) -> int:
+    if int(text) < 0:
+        raise ValueError(f"{text} nodes")
+    return int(text)
+
+
+def _rows(file: TextIO, columns: Sequence[str]) -> "csv.DictReader[str]":
+    rows = csv.DictReader(file)
+    if lacking := [column for column in columns if column not in (rows.fieldnames or ())]:
+        raise ValueError(f"there is no {' and no '.join(lacking)}")
+    return rows
+
+
 def _csv(path: Path) -> Iterator[tuple[Any, ...]]:
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
+        for row in _rows(file, _COLUMNS):
             yield tuple(row[column] for column in _COLUMNS)
 
 

@@ -3,8 +3,9 @@
 import csv
 import json
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
-from typing import cast
+from typing import TypeGuard, cast
 
 from remuda.planner.spot.view import Market
 from remuda.sim.traces.world import Series
@@ -37,7 +38,7 @@ def read_series(
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")
     gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
-    if not isinstance(gap, int | float) or gap <= 0:
+    if not isinstance(gap, int | float) or not 0 < gap < inf:
         raise TraceError(f"{path}: expected metadata.gap_seconds, a length above zero, not {gap!r}")
     if not isinstance(data, list) or not data:
         raise TraceError(f"{path}: expected data, a list of counts of available instances")
@@ -45,8 +46,10 @@ def read_series(
         if not isinstance(count, int) or count < 0:
             raise TraceError(f"{path}: data[{index}]: expected a count of 0 or more, not {count!r}")
     own = document.get("prices")
-    if prices is None and isinstance(own, list) and len(own) == len(data):
-        prices = cast(list[float], own)
+    if own is not None and (not _are_prices(own) or len(own) != len(data)):
+        raise TraceError(f"{path}: prices: expected {len(data)} prices in US dollars per hour, one for each of data")
+    if prices is None:
+        prices = own
     name = path.stem
     return Series(
         market=Market(name=name, region=region_of(name), on_demand_usd_hr=on_demand_usd_hr),
@@ -60,7 +63,7 @@ def read_prices(path: Path) -> dict[str, list[float]]:
     """Spot price per tick by market: {"us-east-1a_v100_1": [1.67, …], …}, US dollars per hour."""
     document = _read_object(path)
     for name, values in document.items():
-        if not isinstance(values, list) or not all(isinstance(value, int | float) and value >= 0 for value in values):
+        if not _are_prices(values):
             raise TraceError(f"{path}: {name}: expected a list of prices in US dollars per hour")
     return cast(dict[str, list[float]], document)
 
@@ -95,6 +98,10 @@ def region_of(name: str) -> str:
         return zone[:-1]
     head, _, tail = zone.rpartition("-")
     return head if len(tail) == 1 and tail.isalpha() else zone
+
+
+def _are_prices(values: object) -> TypeGuard[list[float]]:
+    return isinstance(values, list) and all(isinstance(value, int | float) and 0 <= value < inf for value in values)
 
 
 def _read_object(path: Path) -> dict[str, object]:

@@ -68,6 +68,7 @@ class Result:
     setting: Setting
     run: Run
     optimum_usd: float | None
+    files: tuple[str, ...] = ()  # the records: two in one folder may have one name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,12 @@ def plan_trials(
     trials = []
     for markets in worlds:
         gap_s, length_s = _extent(markets)
-        ticks = int((length_s - longest) / gap_s)
-        if ticks < 1:
+        if length_s < longest:
             raise TraceError(
                 f"{markets.name}: the record is {length_s / _HOUR_S:.0f} h long; "
                 f"a deadline of {longest / _HOUR_S:.0f} h does not fit into it"
             )
+        ticks = max(1, int((length_s - longest) / gap_s))
         random = Random(crc32(f"{markets.name}/{seed}".encode()))
         trials += [
             Trial(
@@ -155,6 +156,7 @@ def run_trial(trial: Trial) -> list[Result]:
                 setting=setting,
                 run=run_job(world, trial.start_s, terms, find_policy(policy), keep_segments=trial.keep_segments),
                 optimum_usd=optimum,
+                files=trial.markets.paths,
             )
             for policy in trial.policies
         ]

@@ -73,7 +73,7 @@ def sections(kind: Kind[object]) -> list[Section[object]]:
     match kind:
         case Section():
             inner = [each for field in kind.fields for each in sections(_kind(field))]
-            return [kind, *inner]
+            return list({id(each): each for each in (kind, *inner)}.values())  # alternatives have the same tables
         case ListOf():
             return sections(kind.item)
         case MapOf():

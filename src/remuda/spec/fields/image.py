@@ -117,14 +117,10 @@ LOGIN = Field(
 
 
 def _build(table: Table) -> Image | None:
-    if table.has(NAME) == table.has(BUILD):
-        message = "the image is named and built" if table.has(NAME) else "the image is neither named nor built"
-        table.notes.add(table.node.mark, message, expected="`name` or `build`")
+    owner = table.find_one((NAME, BUILD), "the image")
+    if owner is None:
         return None
-    owner = NAME if table.has(NAME) else BUILD
-    for field in (DOCKERFILE, TARGET, ARGS, LOGIN):
-        if table.has(field) and (field is LOGIN) != (owner is NAME):
-            table.wrong(field, f"`{field.name}` has no meaning with `{owner.name}`", suggestion="delete it")
+    table.reject_beside(owner, (DOCKERFILE, TARGET, ARGS) if owner is NAME else (LOGIN,))
     if owner is NAME:
         return Image(name=table.get(NAME), login=table.get(LOGIN))
     path = table.get(BUILD)

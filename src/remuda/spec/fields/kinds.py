@@ -4,7 +4,7 @@ A `Section` is a table of `Field`s; the parser, the schema for editors and the r
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar, overload
@@ -254,6 +254,22 @@ class Table:
 
     def wrong(self, wanted: Field[object], message: str, *, expected: str = "", suggestion: str = "") -> None:
         self.notes.add(self.mark(wanted), message, expected=expected, suggestion=suggestion)
+
+    def find_one(self, wanted: Sequence[Field[T]], what: str) -> Field[T] | None:
+        """Which of these fields is there; notes where it is none, or several."""
+        given = [each for each in wanted if self.has(each)]
+        if len(given) == 1:
+            return given[0]
+        names = listed([f"`{each.name}`" for each in wanted], "and" if len(wanted) > 2 else "or")
+        expected = f"one of {names}" if len(wanted) > 2 else names
+        self.notes.add(self.node.mark, f"{what} names {'two sources' if given else 'no source'}", expected=expected)
+        return None
+
+    def reject_beside(self, owner: Field[object], others: Iterable[Field[object]]) -> None:
+        """Note each of these fields that is there: with `owner` it means nothing."""
+        for each in others:
+            if self.has(each):
+                self.wrong(each, f"`{each.name}` has no meaning with `{owner.name}`", suggestion="delete it")
 
     def check_keys(self) -> None:
         known = {each.name: each for each in self.section.fields}

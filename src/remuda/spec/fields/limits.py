@@ -281,6 +281,13 @@ SIZE = Field(
     "place gives before it takes a node back.",
     example="size: 12GB",
 )
+STEP = Field(
+    name="step",
+    kind=length_kind(timedelta(milliseconds=1)),
+    help="How long the work takes from one place where it can save to the next, such as a step of training: plans add "
+    "it to the time that the checkpoint takes when they say whether it fits into a notice.",
+    example="step: 2s",
+)
 
 
 def _bucket(text: str) -> str:
@@ -307,13 +314,14 @@ def _build_checkpoint(table: Table) -> Checkpoint | None:
         return None
     length = None if every is None or isinstance(every, str) else every
     auto = every is not None and length is None
-    return Checkpoint(path=path, every=length, storage=table.get(STORAGE), size_mib=size, auto=auto)
+    step, storage = table.get(STEP), table.get(STORAGE)
+    return Checkpoint(path=path, every=length, storage=storage, size_mib=size, step=step, auto=auto)
 
 
 CHECKPOINT_TABLE = Section(
     path="checkpoint",
     help="A folder that outlives an attempt, and how often it is written.",
-    fields=(PATH, EVERY, SIZE, STORAGE),
+    fields=(PATH, EVERY, SIZE, STEP, STORAGE),
     build=_build_checkpoint,
     hints={"dir": "write `path`", "folder": "write `path`", "interval": "write `every`"},
 )

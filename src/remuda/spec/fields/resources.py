@@ -1,10 +1,10 @@
 """The `resources` section: what each node must have."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from remuda.domain.tasks import AcceleratorNeed, NetworkNeed, Resources, SpotPolicy
+from remuda.domain.tasks import AcceleratorNeed, NetworkNeed, NodeCheck, Resources, SpotPolicy
 from remuda.domain.units import UnitError, parse_memory_mib, parse_rate
 from remuda.spec.fields.kinds import (
     Either,
@@ -16,6 +16,7 @@ from remuda.spec.fields.kinds import (
     Wrong,
     choice,
     filled,
+    number,
     read_text,
     text_kind,
 )
@@ -353,7 +354,46 @@ MAX_PRICE = Field(
 )
 
 
-def _build(table: Table) -> Resources:
+CHECK_SHARE = Field(
+    name="share",
+    kind=number("a share from 0.05 to 1", 0.05, 1),
+    help="What each GPU must reach of the memory bandwidth on its kind's data sheet.",
+    example="share: 0.7",
+    default="0.6",
+)
+CHECK_LINK = Field(
+    name="link",
+    kind=Value(
+        words="a network speed such as 10Gbps",
+        parse=lambda node: _read_speed(node).min_mbps,
+        schema={"type": "string"},
+    ),
+    help="The least that each node must receive from another of its gang.",
+    example="link: 10Gbps",
+    default="that share of `network`, else none",
+)
+CHECK_TABLE = Section(
+    path="resources.check",
+    help="The check of each node at its boot as a table.",
+    fields=(CHECK_SHARE, CHECK_LINK),
+    build=lambda table: NodeCheck(share=table.get(CHECK_SHARE, NodeCheck().share), link_mbps=table.get(CHECK_LINK)),
+    hints={"fraction": "write `share`", "network": "write `link`", "links": "write `link`"},
+)
+_CHECK_FLAG = Value(
+    words="true or false", parse=lambda node: NodeCheck() if _read_flag(node) else None, schema={"type": "boolean"}
+)
+CHECK = Field(
+    name="check",
+    kind=Either(kinds=(_CHECK_FLAG, CHECK_TABLE)),
+    help="Whether each node shows, before the work starts, that its GPUs are all there, keep what is written to their "
+    "memory and are about as fast as their kind, and that the links between nodes are: one that does not is given "
+    "back and avoided. It takes some seconds.",
+    example="check: true",
+    default="false",
+)
+
+
+def _build_one(table: Table) -> Resources:
     if table.has(GPU) and table.has(ACCELERATOR):
         table.wrong(ACCELERATOR, "`gpu` and `accelerator` are the same", suggestion="keep one of them")
     groups = table.get(GPU) or table.get(ACCELERATOR) or ()
@@ -373,7 +413,51 @@ def _build(table: Table) -> Resources:
         regions=table.get(REGIONS, ()),
         network=table.get(NETWORK),
         max_rate=table.get(MAX_PRICE),
+        check=table.get(CHECK),
     )
+
+
+# What each key says, in the task's own names.
+_SAYS: Mapping[str, tuple[str, ...]] = {
+    "instance": ("instance",),
+    "gpu": ("accelerators",),
+    "accelerator": ("accelerators",),
+    "cpu": ("cpus_min", "cpus_max"),
+    "memory": ("memory_min_mib", "memory_max_mib"),
+    "disk": ("disk_gib", "disk_type"),
+    "spot": ("spot",),
+    "providers": ("providers",),
+    "regions": ("regions",),
+    "network": ("network",),
+    "max_price": ("max_rate",),
+    "check": ("check",),
+}
+_ONE = (INSTANCE, GPU, ACCELERATOR, CPU, MEMORY, DISK, SPOT, PROVIDERS, REGIONS, NETWORK, MAX_PRICE, CHECK)
+Choice = tuple[Resources, frozenset[str]]  # what an alternative says, and which keys it has
+
+
+def _build_choice(table: Table) -> Choice:
+    return _build_one(table), frozenset(each.name for each in _ONE if table.has(each))
+
+
+def _choices(path: str, help: str) -> ListOf[Choice]:
+    hints = HINTS | {"any_of": "alternatives have none of their own", "ordered": "alternatives have none of their own"}
+    return ListOf(item=Section(path=path, help=help, fields=_ONE, build=_build_choice, hints=hints))
+
+
+def _build(table: Table) -> Resources:
+    base = _build_one(table)
+    if table.has(ANY_OF) and table.has(ORDERED):
+        table.wrong(ORDERED, "`any_of` and `ordered` are both there", suggestion="keep one of them")
+    choices = table.get(ANY_OF) or table.get(ORDERED) or ()
+    found = tuple(_overlay(base, said, keys) for said, keys in choices)
+    if len(found) < 2:
+        return found[0] if found else base
+    return replace(found[0], any_of=found, ordered=table.has(ORDERED))
+
+
+def _overlay(base: Resources, said: Resources, keys: frozenset[str]) -> Resources:
+    return replace(base, **{name: getattr(said, name) for key in keys for name in _SAYS[key]})
 
 
 HINTS = {
@@ -391,8 +475,6 @@ HINTS = {
     "instance_types": "write `instance`, with one type",
     "use_spot": "`use_spot: true` is `spot: only` here",
     "spot_policy": "write `spot: never`, `spot: auto` or `spot: only`",
-    "any_of": "write a list of alternatives under `gpu`",
-    "ordered": "write a list of alternatives under `gpu`; the cheapest in the end is taken",
     "cloud": "write `providers: [NAME]`",
     "clouds": "write `providers: [NAME]`",
     "backends": "write `providers: [NAME]`",
@@ -402,26 +484,29 @@ HINTS = {
     "zones": "write `regions: [NAME]`; zones are chosen by price and capacity",
     "image_id": "write `image` at the top of the file",
     "network_tier": "write `network`, as in `network: 100Gbps`",
+    "health": "write `check`",
+    "health_check": "write `check`",
     "max_hourly_cost": "write `max_price`, as in `max_price: $15/h`",
     "job_recovery": "write `retry` at the top of the file",
     "spot_recovery": "write `retry` at the top of the file",
 }
+ANY_OF = Field(
+    name="any_of",
+    kind=_choices("resources.any_of", "One of the alternatives: what it says stands in place of what is said beside."),
+    help="Alternatives that differ in more than the GPU, each a table with some of these keys; what stands beside "
+    "holds for all of them. The cheapest offer for any of them is taken.",
+    example="any_of: [{gpu: H100:8, spot: only}, {gpu: A100:80GB:8, cpu: 64}]",
+)
+ORDERED = Field(
+    name="ordered",
+    kind=_choices("resources.ordered", "One of the wishes, in order: what it says stands in place of what is beside."),
+    help="The same, but the first of them that can be had is taken, whatever it costs.",
+    example="ordered: [{gpu: H100:8}, {gpu: A100:80GB:8, max_price: 20}]",
+)
 RESOURCES = Section(
     path="resources",
     help="What each node must have. What is left out is no constraint.",
-    fields=(
-        INSTANCE,
-        GPU,
-        ACCELERATOR,
-        CPU,
-        MEMORY,
-        DISK,
-        SPOT,
-        PROVIDERS,
-        REGIONS,
-        NETWORK,
-        MAX_PRICE,
-    ),
+    fields=(*_ONE, ANY_OF, ORDERED),
     build=_build,
     hints=HINTS,
 )

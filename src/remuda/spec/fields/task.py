@@ -205,17 +205,29 @@ MODE = Field(
 )
 
 
-def _transfers(path: str, help: str, *fields: Field[str] | Field[Mode]) -> Section[Transfer | None]:
-    source, target, *more = fields
+OFTEN = Field(
+    name="every",
+    kind=length_kind(timedelta(seconds=1)),
+    help="Of a URL: send what has changed also while the work runs, every so often, and at its end however that "
+    "comes: a failure, a stop, a preemption. Nothing is deleted there.",
+    example="every: 1m",
+)
+
+
+def _transfers(path: str, help: str, *fields: Field[str] | Field[Mode] | Field[timedelta]) -> Section[Transfer | None]:
+    source, target = fields[:2]
 
     def build(table: Table) -> Transfer | None:
         start, end = table.get(source), table.get(target)
-        if start is None or end is None:
+        if not isinstance(start, str) or not isinstance(end, str):
             return None
-        stream = bool(more) and table.get(more[0]) is Mode.STREAM
+        stream = MODE in fields and table.get(MODE) is Mode.STREAM
+        every = table.get(OFTEN) if OFTEN in fields else None
         if stream and "://" not in start:
             table.wrong(MODE, "only what comes from a URL is streamed", suggestion="delete `mode`")
-        return Transfer(source=start, target=end, stream=stream)
+        if every is not None and "://" not in end:
+            table.wrong(OFTEN, "only what goes to a URL is sent while the work runs", suggestion="delete `every`")
+        return Transfer(source=start, target=end, stream=stream, every=every)
 
     hints = {"from": "write `source`", "src": "write `source`", "to": "write `target`", "dst": "write `target`"}
     hints |= {"path": "write `source` and `target`", "url": "write `source`", "mount": "write `target`"}
@@ -235,6 +247,7 @@ OUTPUT = _transfers(
     "One thing to copy back after the work has ended. To a URL that ends with /, a file goes under its own name.",
     Field(name="source", kind=_THERE, help="What to copy.", example="source: results", required=True),
     Field(name="target", kind=_AWAY, help="Where to.", example="target: s3://bucket/results/", required=True),
+    OFTEN,
 )
 
 # The whole file.
@@ -404,7 +417,8 @@ KEEP = Field(
     name="keep",
     kind=length_kind(timedelta(0), timedelta(hours=24)),
     help="How long the nodes are held after the work has ended by itself, for the next job of the same project that "
-    "fits them. They are paid for that long; `remuda stop` and `remuda down` give them back at once.",
+    "fits them. They are paid for that long; `remuda stop` and `remuda down` give them back at once. Hosts that jobs "
+    "share are free at once instead, and nodes with `volumes` or `limits.duration` are not held.",
     example="keep: 10m",
     default="not at all",
 )

@@ -146,28 +146,34 @@ TYPE = Field(
     example="type: gp3",
     default="the provider's default",
 )
+KEEP = Field(
+    name="keep",
+    kind=FLAG,
+    help="With `size`: `false` makes the volume anew for each attempt and removes it, and its files, at the end.",
+    example="keep: false",
+    default="true",
+)
 OPTIONS = Field(
     name="options",
     kind=text_kind("mount's options", _check_options),
     help="With `nfs`: options of mount.",
     example="options: nfsvers=4.1",
 )
-_SOURCES = ((NAME, VolumeKind.NAMED), (HOST, VolumeKind.HOST), (NFS, VolumeKind.NFS))
+_KINDS = {"name": VolumeKind.NAMED, "host": VolumeKind.HOST, "nfs": VolumeKind.NFS}
 
 
 def _build(table: Table) -> Volume | None:
-    given = [(each, kind) for each, kind in _SOURCES if table.has(each)]
-    if len(given) != 1:
-        message = "the volume names two sources" if given else "the volume names no source"
-        table.notes.add(table.node.mark, message, expected="one of `name`, `host` and `nfs`")
+    field = table.find_one((NAME, HOST, NFS), "the volume")
+    if field is None:
         return None
-    (field, kind) = given[0]
+    kind = _KINDS[field.name]
     source, path, size = table.get(field), table.get(PATH), table.get(SIZE)
-    for other, owner in ((SIZE, VolumeKind.NAMED), (TYPE, VolumeKind.NAMED), (OPTIONS, VolumeKind.NFS)):
-        if table.has(other) and kind is not owner:
-            table.wrong(other, f"`{other.name}` has no meaning with `{field.name}`", suggestion="delete it")
+    table.reject_beside(field, () if kind is VolumeKind.NAMED else (SIZE, TYPE, KEEP))
+    table.reject_beside(field, () if kind is VolumeKind.NFS else (OPTIONS,))
     if kind is VolumeKind.NAMED and table.has(TYPE) and not table.has(SIZE):
         table.wrong(TYPE, "`type` is of a volume that is made, and there is no `size`", suggestion="add `size`")
+    if kind is VolumeKind.NAMED and not table.get(KEEP, True) and not table.has(SIZE):
+        table.wrong(KEEP, "a volume that is not kept is made for the work, and there is no `size`")
     if kind is VolumeKind.NAMED and path is not None and not path.startswith("/"):
         table.wrong(PATH, f"{shown(path)} is no full path, and a provider's volume needs one")
     if source is None or path is None:
@@ -180,13 +186,14 @@ def _build(table: Table) -> Volume | None:
         size_gib=size,
         type=table.get(TYPE, ""),
         options=table.get(OPTIONS, ""),
+        keep=table.get(KEEP, True),
     )
 
 
 VOLUME_TABLE = Section(
     path="volumes",
     help="One volume as a table: exactly one of `name`, `host` and `nfs`, and the path.",
-    fields=(NAME, HOST, NFS, PATH, READ_ONLY, SIZE, TYPE, OPTIONS),
+    fields=(NAME, HOST, NFS, PATH, READ_ONLY, SIZE, TYPE, KEEP, OPTIONS),
     build=_build,
     hints={
         "mount_path": "write `path`",

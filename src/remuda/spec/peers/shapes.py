@@ -134,7 +134,8 @@ class Keys:
             else:
                 self.other.check(value, inner, notes)
         for name in self.required:
-            if node.get(name) is None:
+            found = node.get(name)
+            if found is None or (self.nulls and is_null(found)):
                 notes.add(node.mark, f"`{path}.{name}` is missing" if path else f"`{name}` is missing")
         if len(node.entries) < self.least or (self.most is not None and len(node.entries) > self.most):
             bound = f"at least {self.least}" if len(node.entries) < self.least else f"at most {self.most}"

@@ -32,7 +32,14 @@ def _recast(node: Node, notes: Notes, loader: "SafeLoader") -> Node:
         case ListNode():
             return replace(node, items=tuple(_recast(item, notes, loader) for item in node.items))
         case MapNode():
-            return replace(node, entries=tuple((key, _recast(value, notes, loader)) for key, value in node.entries))
+            entries = ((_recast_key(key, loader), _recast(value, notes, loader)) for key, value in node.entries)
+            return replace(node, entries=tuple(entries))
+
+
+def _recast_key(key: ScalarNode, loader: "SafeLoader") -> ScalarNode:
+    """A key that YAML 1.1 reads as true or false is called True or False in Python."""
+    value = _resolve(key, Notes("", ""), loader) if key.plain else key.value
+    return replace(key, text=str(value)) if isinstance(value, bool) else key
 
 
 def _resolve(node: ScalarNode, notes: Notes, loader: "SafeLoader") -> str | int | float | bool | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 FIRST_S = 30.0  # the first save comes early, to learn what one costs
 QUIET_H = 24.0  # mean hours between losses of one node, where nobody knows better: an assumption
+LEAST_LOSSES = 1 / 24 / 365  # an hour: once a year, however quiet a market was
 STALL = 0.01  # of all time, at most, spent waiting for saves
 WRITING = 0.5  # of all time, at most, with a save in flight: it takes disk and processor from the program
 
@@ -43,8 +44,9 @@ def told(every: "float | str") -> Interval:
     """The interval that the user says, or Remuda does, or the one that follows from measuring."""
     if every != "auto":
         return Interval(fixed_s=float(every))
-    losses = os.environ.get("REMUDA_LOSSES_PER_HOUR")
-    interval = Interval(losses_per_hour=float(losses)) if losses else Interval()
+    interval = Interval()
+    with suppress(KeyError, ValueError):
+        interval.losses_per_hour = max(float(os.environ["REMUDA_LOSSES_PER_HOUR"]), LEAST_LOSSES)
     follow(interval)
     return interval
 
@@ -56,8 +58,5 @@ def follow(interval: Interval) -> None:
     if path:
         with suppress(OSError):
             said = Path(path).read_text().strip() or said
-    try:
-        if said:
-            interval.fixed_s = float(said)
-    except ValueError:
-        return
+    with suppress(ValueError):
+        interval.fixed_s = float(said) if said else interval.fixed_s

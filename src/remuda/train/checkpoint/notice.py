@@ -1,8 +1,12 @@
 """That this machine will be taken away: a signal, or the file that Remuda's agent writes."""
 
+import json
 import os
 import signal
 import threading
+from datetime import datetime
+from pathlib import Path
+from time import time
 from typing import Any
 
 AGAIN = 75  # EX_TEMPFAIL: "saved, run me again", as the agent understands it
@@ -15,6 +19,7 @@ class Notices:
     def __init__(self) -> None:
         self._heard = ""
         self._path = os.environ.get("REMUDA_NOTICE_FILE", "")
+        self._advice = os.environ.get("REMUDA_ADVICE_FILE", "")
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (getattr(signal, name) for name in SIGNALS if hasattr(signal, name)):
@@ -25,6 +30,21 @@ class Notices:
         if not self._heard and self._path and os.path.exists(self._path):
             self._heard = self._path
         return self._heard
+
+    def left_s(self) -> float | None:
+        """Seconds until this machine is gone, where somebody said so: Remuda's agent does."""
+        try:
+            said = json.loads(Path(self._path).read_text())["deadline"] if self._path else None
+            return None if said is None else datetime.fromisoformat(said).timestamp() - time()
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def is_news(self) -> bool:
+        """Whether this machine was said to be at risk since the last question."""
+        if not self._advice or not os.path.exists(self._advice):
+            return False
+        self._advice = ""
+        return True
 
     def close(self) -> None:
         for number, handler in self._before.items():

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from remuda.train.checkpoint.store import KEPT, MARK, NAME, Checkpoint, find_latest
 from remuda.train.world import World
 
@@ -38,7 +40,8 @@ class Place:
             return
         steps = self._world.tell(self._complete())
         here = find_latest(self.local)
-        if self._first_here() and steps and (here is None or here.step < steps[-1]):
+        first_here = self._world.is_first or os.environ.get("LOCAL_RANK", "0") == "0"
+        if first_here and steps and (here is None or here.step < steps[-1]):
             name = _name(steps[-1])
             half = self.local / (name + ".fetched")
             shutil.rmtree(half, ignore_errors=True)
@@ -57,7 +60,8 @@ class Place:
         for path in sorted(done.path.iterdir()):
             if path.name.startswith(mine) or (self._world.is_first and path.name == ".metadata"):
                 self._remote.put_file(str(path), f"{target}/{path.name}")
-        self._barrier()
+        if self._world.file_group is not None:
+            dist.barrier(group=self._world.file_group)
         if self._world.is_first:
             self._remote.pipe_file(f"{target}/{MARK}", json.dumps(done.facts).encode())
             for step in self._complete()[:-KEPT]:
@@ -71,15 +75,6 @@ class Place:
         names = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in self._remote.ls(self._root, detail=False)]
         found = [(match, name) for name in names if (match := NAME.fullmatch(name))]
         return sorted(int(match[1]) for match, name in found if self._remote.exists(f"{self._root}/{name}/{MARK}"))
-
-    def _first_here(self) -> bool:
-        return self._world.is_first or os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def _barrier(self) -> None:
-        if self._world.file_group is not None:
-            import torch.distributed as dist
-
-            dist.barrier(group=self._world.file_group)
 
 
 def _name(step: int) -> str:

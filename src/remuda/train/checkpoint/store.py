@@ -87,12 +87,9 @@ class Store:
         self._world.device.synchronize()  # the stager copies on a stream of its own
         _expect_to_be_alone()
         answer = async_save(
-            state,
-            checkpoint_id=path,
-            process_group=self._world.file_group,
-            async_stager=self._kept_stager(),
+            state, checkpoint_id=path, process_group=self._world.file_group, async_stager=self._kept_stager(),
             no_dist=self._world.file_group is None,
-        )
+        )  # fmt: skip
         assert isinstance(answer, AsyncSaveResponse)  # it is, with a stager of threads
         self._staging = answer.staging_completion
         done = Checkpoint(path, step, facts)
@@ -108,19 +105,16 @@ class Store:
     def wait(self) -> bool:
         """Wait until the save in flight is safe; False when it failed (and was told of)."""
         if self._thread is not None:
-            self.join_quietly()
+            try:
+                self.join()
+            except Exception as error:  # noqa: BLE001 - the thread of the save meets the same one and tells of it
+                self._fault = error
             self._thread.join()
             self._thread = None
         fault, self._fault = self._fault, None
         if fault is not None:
             log.warning("a checkpoint could not be saved, the one before it stays: %s", fault)
         return fault is None
-
-    def join_quietly(self) -> None:
-        try:
-            self.join()
-        except Exception as error:  # noqa: BLE001 - the thread of the save meets the same one and tells of it
-            self._fault = error
 
     def close(self) -> None:
         self.wait()

@@ -10,6 +10,7 @@ augmentations are seeded by). Grain shuffles, prefetches, and runs the worker pr
 import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ ROUNDS = 4  # of the shuffle's cipher, as Grain's own shuffle has
 LISTED = 2**22  # samples up to which an epoch's order is kept as a list; beyond, each place is computed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """One rank's share of a global batch."""
 
@@ -32,6 +33,13 @@ class Batch:
     size: int  # samples here
     total: int  # samples of all ranks
     largest: int  # samples on the rank that has most
+
+    def pieces(self, count: int) -> list[tuple[Any, int]]:
+        """Its values in `count` parts, and how many samples each has: where that is none, one to compute with."""
+        if count == 1:
+            return [(self.values, self.size)]
+        bounds = pairwise(self.size * n // count for n in range(count + 1))
+        return [(cut(self.values, a, b) if b > a else cut(self.values, 0, 1), b - a) for a, b in bounds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +63,9 @@ class Data:
     """A source in its order; `position` is where the next global batch begins."""
 
     def __init__(
-        self,
-        source: Source,
-        *,
-        global_batch: int,
-        transform: Callable[..., Any] | None = None,
-        seed: int = 0,
+        self, source: Source, *, global_batch: int, transform: Callable[..., Any] | None = None, seed: int = 0,
         shuffle: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if len(source) == 0 or global_batch < 1:
             raise ValueError(f"{len(source)} samples in batches of {global_batch}: nothing to train on")
         self.source, self.global_batch, self.seed, self.shuffle = source, global_batch, seed, shuffle
@@ -88,13 +91,13 @@ class Data:
             border = (first + 1) * length
             parts = (range(positions[0], border), range(border, positions[-1] + 1))
             return np.concatenate([self.indices(part) for part in parts])
-        places = np.arange(positions[0], positions[-1] + 1) - first * length
+        low, high = positions[0] - first * length, positions[-1] + 1 - first * length
+        if self.shuffle and 1 < length <= LISTED:
+            return self._order(first)[low:high]
         if not self.shuffle or length == 1:
-            return places
-        if length <= LISTED:
-            return self._order(first)[places]
+            return np.arange(low, high)
         seed = (self.seed + first) % 2**32
-        return np.array([index_shuffle(int(p), max_index=length - 1, seed=seed, rounds=ROUNDS) for p in places])
+        return np.array([index_shuffle(p, max_index=length - 1, seed=seed, rounds=ROUNDS) for p in range(low, high)])
 
     def fetch(self, positions: range) -> Any:
         """The samples at these positions, transformed, as one batch."""
@@ -125,7 +128,7 @@ class Data:
         if self.is_in_memory:  # a thread would only keep the interpreter from the training loop
             yield from map(fetch, range(count))
             return
-        steps = grain.MapDataset.range(count).map(fetch)
+        steps = grain.MapDataset.range(count).map(lambda step: _pack(fetch(step)) if workers else fetch(step))
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0)
         ready = steps.to_iter_dataset(options)
         if workers:
@@ -134,7 +137,7 @@ class Data:
             )
         batches = iter(ready)
         try:
-            yield from batches
+            yield from map(_unpack, batches) if workers else batches
         finally:
             batches.close()
 
@@ -168,6 +171,19 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
         return value
 
     return tree_map(one, values)
+
+
+def _pack(values: Any) -> Any:
+    """A batch as a worker hands it over, in arrays: a tensor of its own would need the worker until it is read."""
+
+    def one(value: Any) -> Any:
+        return value.numpy() if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16 else value
+
+    return tree_map(one, values)
+
+
+def _unpack(values: Any) -> Any:
+    return tree_map(lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value, values)
 
 
 def cut(values: Any, low: int, high: int) -> Any:

@@ -44,12 +44,10 @@ class Pipeline:
         Gradients are those of the mean over the global batch, once averaged over that many ranks or else added.
         """
         inputs, target = batch.values
-        count, odd = divmod(batch.size, micro)
-        if odd or count < self.stages:
-            raise ValueError(
-                f"{batch.size} samples in micro-batches of {micro}: a pipeline of {self.stages} stages needs whole "
-                f"micro-batches, and at least {self.stages} of them"
-            )
+        count = batch.size // micro
+        if count < self.stages:
+            lacks = f"a pipeline of {self.stages} stages needs at least {self.stages}"
+            raise ValueError(f"{batch.size} samples in micro-batches of {micro} are {count} of them: {lacks}")
         self._weight = micro * averaged_over / batch.total
         schedule = self._schedule(loss, count)
         losses: list[Any] = []
@@ -69,9 +67,7 @@ class Pipeline:
         key = (count, loss)
         if key not in self._schedules:
             self._schedules[key] = Schedule1F1B(
-                self._stage,
-                n_microbatches=count,
-                loss_fn=lambda output, target: loss(output, target) * self._weight,
+                self._stage, n_microbatches=count, loss_fn=lambda output, target: loss(output, target) * self._weight,
                 scale_grads=False,
-            )
+            )  # fmt: skip
         return self._schedules[key]

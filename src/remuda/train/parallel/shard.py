@@ -87,8 +87,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated parts of a model: the members of its largest list of modules, or else its direct children."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
     members = max(lists, key=_count, default=None)
-    chosen = list(members.children()) if members is not None else list(model.children())
-    return [m for m in chosen if _count(m)]
+    return [m for m in (model if members is None else members).children() if _count(m)]
 
 
 def _count(module: nn.Module) -> int:
@@ -118,13 +117,15 @@ def _shard(model: nn.Module, parts: list[nn.Module], plan: Plan, mesh: Any, numb
     grid = mesh["replicas", "shards"] if plan.replicas > 1 else mesh["shards"]
     free = plan.pipeline == 1  # a stage runs its layers for many micro-batches: gather them once
     for part in parts:
-        last = part is parts[-1]
-        fully_shard(part, mesh=grid, mp_policy=policy, reshard_after_forward=free and not last)
+        fully_shard(part, mesh=grid, mp_policy=policy, reshard_after_forward=free and part is not parts[-1])
     fully_shard(model, mesh=grid, mp_policy=whole, reshard_after_forward=free)
 
 
 def _fill(model: nn.Module, device: Any) -> None:
     model.to_empty(device=device)
-    for module in model.modules():
+    for name, module in model.named_modules():
         if hasattr(module, "reset_parameters"):
-            module.reset_parameters()  # type: ignore[operator]  # every module that can be built empty has it
+            module.reset_parameters()
+        elif own := [*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))]:
+            lacks = f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters() to fill {own[0]}"
+            raise ValueError(f"meta=True: {lacks}: write one, or leave meta out")

@@ -29,8 +29,7 @@ class Meter:
     ) -> None:  # fmt: skip
         self.samples, self.flops, self._device, self._ranks = samples, flops, device, ranks
         self.price = price if price is not None else _number(os.environ.get(PRICE))
-        fits = [peak for name, peak in (peaks or {}).items() if name.lower() in device.name.lower()]
-        self.peak = fits[0] if fits else 0.0
+        self.peak = next((peak for name, peak in (peaks or {}).items() if name.lower() in device.name.lower()), 0.0)
         self._activity = _Activity(device)
         self._clear()
 

@@ -3,7 +3,8 @@
 import atexit
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
 from typing import Any, Protocol
@@ -16,21 +17,16 @@ EVERY_S = 1.0  # between two rows: reading a loss waits for the device
 
 
 class Tracker(Protocol):
-    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def log(self, values: dict[str, float], step: int, /) -> None: ...
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
 class _Calls:
     """A tracker of two functions."""
 
-    def __init__(self, log: Callable[[dict[str, float], int], Any], close: Callable[[], Any]) -> None:
-        self._log, self._close = log, close
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._log(dict(values), step)
-
-    def close(self) -> None:
-        self._close()
+    log: Any
+    close: Any
 
 
 def _tensorboard(name: str, folder: str) -> Tracker:
@@ -61,8 +57,12 @@ def _mlflow(name: str, folder: str) -> Tracker:
 
 
 def _aim(name: str, folder: str) -> Tracker:
-    run = import_module("aim").Run(repo=folder or None, experiment=_project())
-    run.name = name
+    aim, project = import_module("aim"), _project()
+    repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
+    rows = repo.structured_db.search_runs(name) if name and repo.structured_db is not None else ()  # no server's
+    before = next((row.hash for row in rows if row.name == name and row.experiment == project), None)
+    run = aim.Run(before, repo=repo, experiment=project, force_resume=before is not None)  # it may have died elsewhere
+    run.name = name or "run"  # one that was given no name is new each time: another may be going on
 
     def log(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
@@ -82,7 +82,7 @@ MAKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "aim"
 
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
-    """A tracker by name; a run with the same `name` goes on where the tracker can (not in Aim).
+    """A tracker by name; a run with the same `name` goes on (not on an Aim server).
 
     Raises:
         ValueError: there is none of that name, or its package is not installed.
@@ -90,7 +90,7 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
     if kind not in MAKERS:
         raise ValueError(f"tracker {kind!r} is none of {', '.join(MAKERS)}")
     try:
-        return MAKERS[kind](name or os.environ.get("REMUDA_JOB_ID") or "run", folder)
+        return MAKERS[kind](name or os.environ.get("REMUDA_JOB_ID") or ("" if kind == "aim" else "run"), folder)
     except ModuleNotFoundError as error:
         raise ValueError(f"tracker {kind} needs {error.name}: pip install {kind}") from error
 
@@ -104,6 +104,8 @@ def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> N
     """
     if not run.world.is_first:
         return
+    if meter is not None:
+        run.progress.measure(meter)
     opened = [open_tracker(each) if isinstance(each, str) else each for each in trackers]
     run.clock.listeners.append(_Sender(run, opened, meter or Meter(run.world.device, run.world.size)).hear)
 
@@ -111,7 +113,7 @@ def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> N
 class _Sender:
     def __init__(self, run: Any, trackers: list[Tracker], meter: Meter) -> None:
         self._run, self._trackers, self._meter, self._next = run, trackers, meter, 0.0
-        atexit.register(self._close)
+        atexit.register(self._all, lambda tracker: tracker.close())
 
     def hear(self, record: StepRecord) -> None:
         self._meter.hear(record)
@@ -123,10 +125,7 @@ class _Sender:
         said = {name: plain(value) for name, value in record.values.items()}
         values = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
         values |= self._meter.read()
-        self._all(lambda tracker: tracker.log(values, record.step))
-
-    def _close(self) -> None:
-        self._all(lambda tracker: tracker.close())
+        self._all(lambda tracker: tracker.log(dict(values), record.step))
 
     def _all(self, call: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):

@@ -1,21 +1,18 @@
 """`python -m remuda.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and asks at SOCKET what to do with it."""
 
-import os
-import runpy
 import sys
 import traceback
 
+from remuda.train.script import run_script
 from remuda.tuning.probe.child import Channel, Done, Probe
 
 
 def main() -> int:
     where, script, *arguments = sys.argv[1:]
     channel = Channel(where)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
         with Probe(channel).installed():
-            runpy.run_path(script, run_name="__main__")
+            run_script(script, arguments)
     except Done:
         return 0
     except BaseException as error:

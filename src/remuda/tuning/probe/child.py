@@ -12,7 +12,7 @@ from typing import Any
 from remuda.train import run as runs
 from remuda.train.clock import StepRecord
 from remuda.train.run import Run
-from remuda.tuning.probe.look import Sampler, look_at_data, traced
+from remuda.tuning.probe.look import Lines, Sampler, code_at_work, look_at_data, traced
 from remuda.tuning.probe.modes import Modes
 
 
@@ -24,6 +24,7 @@ class Channel:
     """Lines of JSON to whoever measures."""
 
     def __init__(self, path: str) -> None:
+        self.folder = os.path.dirname(path)  # which is gone when the measuring is over
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._file = self._socket.makefile("rw")
@@ -43,19 +44,26 @@ class Channel:
 class Probe:
     """One rank. At the end of each window it tells what it measured and waits for the next command.
 
-    A command: `mode` (see `Modes`), `skip` and `steps` to make, `trace` (a file for the trace, or empty), `sample`,
-    `look` (how many samples to read and time alone), or `end`.
+    A command: `mode` (see `Modes`), `skip` and `steps` to make, `trace` (a file for it, or "-" for none to be kept),
+    `watch` (which lines are at work, by what traces have told of them), `look` (how many samples to read and time
+    alone), or `end`. What is told of a window: `rank`, `seconds` of a step,
+    and of each one (`steps`, `parts`); of all steps since the window before the seconds of saves, of
+    transfers and of what lies between the parts (`every`); with `trace` how long no operation ran in a step, and with
+    it or `watch` what `Sampler.read` says.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._modes = channel, Modes()
         self._run: Any = None
         self._records: list[StepRecord] = []
+        self._every = _none()
+        self._paused = 0.0  # of the step at hand: until there was a command
         self._command: dict[str, Any] = {}
         self._left = 1  # the first step compiles, and finds the micro-batch
         self._began = 0.0
         self._tools: Any = None
         self._sampler: Sampler | None = None
+        self._lines = Lines()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -63,7 +71,8 @@ class Probe:
         begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
 
         def start(run: Any, folder: Any = None, **options: Any) -> None:
-            begin(run, tempfile.mkdtemp(prefix="remuda-probe-"), **options)  # the same for all ranks is not needed
+            place = tempfile.mkdtemp(dir=self._channel.folder)  # the same for all ranks is not needed
+            begin(run, place, **options)
 
         def batches(run: Any, data: Any, *, epochs: float) -> Iterator[Any]:
             return old_batches(run, data, epochs=epochs + 1_000_000)
@@ -85,6 +94,10 @@ class Probe:
 
     def _hear(self, record: StepRecord) -> None:
         self._left -= 1
+        begun = perf_counter()
+        for name in ("checkpoint", "transfer"):
+            self._every[name].append(record.parts[name])
+        self._every["between"].append(record.seconds - self._paused - sum(record.parts.values()))
         steps = self._command.get("steps", 0)
         if self._left == steps and steps:
             self._run.world.device.synchronize()
@@ -94,32 +107,35 @@ class Probe:
             self._records.append(record)
         if self._left <= 0:
             self._close()
+        self._paused = perf_counter() - begun
 
     def _begin_tools(self) -> None:
         if self._command.get("trace"):
-            self._tools = traced(self._command["trace"])
+            self._tools = traced(self._command["trace"] if self._run.world.is_first else "-")
             self._tools.__enter__()
-        if self._command.get("sample"):
-            self._sampler = Sampler()
+        if self._command.get("trace") or self._command.get("watch"):
+            self._sampler = Sampler(self._run.clock, code_at_work())
 
     def _close(self) -> None:
         """The window is over: tell, and hear what comes next."""
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
-        told: dict[str, Any] = self._facts() if not self._command else {}
+        told: dict[str, Any] = self._facts() if not self._command else {"rank": self._run.world.rank}
         if self._records:
-            count = len(self._records)
-            parts = {name: sum(r.parts[name] for r in self._records) / count for name in self._records[0].parts}
-            told |= {"seconds": seconds / count, "parts": parts, "steps": [r.seconds for r in self._records[1:]]}
-            told["own"] = [r.seconds - r.parts["communication"] for r in self._records[1:]]
+            told |= {"seconds": seconds / len(self._records), "steps": [r.seconds for r in self._records]}
+            told["parts"] = {name: [r.parts[name] for r in self._records] for name in self._records[0].parts}
+            told["every"] = self._every
             told["micro_batch"] = self._records[-1].micro_batch
             told["peak_bytes"] = self._run.world.device.peak_bytes()
+        self._every = _none()
         if self._sampler is not None:
-            told["lines"], self._sampler = self._sampler.close(), None
-        if self._tools is not None:
-            tools, self._tools = self._tools, None
-            tools.__exit__(None, None, None)
-            told["idle"] = tools.idle / max(len(self._records), 1)
+            self._sampler.stop()
+            busy = None
+            if self._tools is not None:
+                self._tools.__exit__(None, None, None)
+                busy, told["idle"] = self._tools.busy, self._tools.idle / max(len(self._records), 1)
+            told |= self._sampler.read(self._lines, busy, len(self._records))
+            self._tools = self._sampler = None
         self._channel.say(told)
         self._next()
 
@@ -130,10 +146,14 @@ class Probe:
                 raise Done
             if not command.get("look"):
                 break
-            self._channel.say(look_at_data(self._modes.data, command["look"]))
+            self._channel.say(look_at_data(self._modes.data, command["look"], self._share()))
         self._modes.choose(command.get("mode", ""), command["skip"], command.get("reading"))
         self._command, self._records = command, []
         self._left = command["skip"] + command["steps"]
+
+    def _share(self) -> int:
+        """Samples of a batch on one rank."""
+        return int(max(self._modes.data.global_batch // self._run.world.size, 1))
 
     def _facts(self) -> dict[str, Any]:
         """Of this rank, once the model is built and a step is made."""
@@ -142,8 +162,13 @@ class Probe:
             "rank": run.world.rank, "ranks": run.world.size, "device": device.kind, "name": device.name,
             "plan": json.loads(run.plan.to_json()), "global_batch": data.global_batch, "samples": len(data.source),
             "micro_batch": run.micro_batch, "in_memory": data.is_in_memory, "interval": run.keeper.interval.fixed_s,
+            "split": run.world.size > 1 and run._gradients.placed.reducer is None,
             "tensor_cores": _has_tensor_cores(device), "cores": len(os.sched_getaffinity(0)),
         }  # fmt: skip
+
+
+def _none() -> dict[str, list[float]]:
+    return {"checkpoint": [], "transfer": [], "between": []}
 
 
 def _has_tensor_cores(device: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from remuda.train import run as runs
@@ -14,14 +16,21 @@ from remuda.train.data import stream
 from remuda.train.data.stream import Data
 from remuda.train.parallel.reduce import Reducer
 from remuda.train.step import Gradients
+from remuda.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
+GROWN = ("double", "larger")
+GROWTH = {"cpu": 4}  # 2 elsewhere, where memory is short
+COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all_single", "barrier",
+    "broadcast", "broadcast_object_list", "gather", "reduce", "reduce_scatter_tensor", "scatter",
+)  # fmt: skip
 
 
 class Modes:
     """The mode at hand. `cached`: the last batch again, without reading. `resident`: it also lies on the device
     already. The others build upon that: `alone`: no gradients are sent; `double`: a batch twice as large; `larger`:
-    twice the micro-batch; `bf16`: lower precision. `saving`: real data, and a checkpoint.
+    a micro-batch `GROWTH` times as large; `bf16`: lower precision. `saving`: real data, and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -31,15 +40,20 @@ class Modes:
         self._reading: dict[str, int] = {}
         self._moved: Any = None
         self._saves = 0
+        self._size = 0  # the micro-batch before a mode that may need more memory
+        self._ours: list[Any] = []  # collectives that are timed
 
     def choose(self, name: str, skip: int = 0, reading: "dict[str, int] | None" = None) -> None:
         if name not in NAMES:
             raise ValueError(f"mode {name!r} is none of {', '.join(NAMES)}")
         micro = self.run._state.micro
-        if self.name == "larger" != name:
-            micro.settle(max(micro.size // 2, 1))
-        elif name == "larger" != self.name:
-            micro.settle(micro.size * 2)
+        if self.name in GROWN and self._size:
+            micro.settle(self._size)  # as it was, also where the mode ran out of memory and went on with less
+        self._size = micro.size
+        if name == "larger":
+            micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
+        if self._ours:
+            self._time_collectives()  # as the script has them by now
         self.name, self._reading = name, reading or {}
         self._saves = skip + 1 if name == "saving" else 0  # after the first step that counts
 
@@ -74,7 +88,36 @@ class Modes:
                 (Reducer, "finish", unless_alone(Reducer.finish)),
             ):  # fmt: skip
                 stack.enter_context(patch.object(where, name, new))
+            for name in COLLECTIVES if dist.is_available() else ():
+                stack.enter_context(patch.object(dist, name, getattr(dist, name)))  # put back in the end
+            self._time_collectives()
             yield
+
+    def _time_collectives(self) -> None:
+        """Those that nobody has timed yet: at first all, later what the script has put in the place of some."""
+        for name in COLLECTIVES if dist.is_available() else ():
+            made = getattr(dist, name)
+            if made not in self._ours:
+                self._ours.append(self._timed(made))
+                setattr(dist, name, self._ours[-1])
+
+    def _timed(self, collective: Any) -> Any:
+        """A collective that the script itself calls is communication too: others may wait there for a late rank."""
+
+        @wraps(collective)
+        def call(*given: Any, **options: Any) -> Any:
+            clock = None if self.run is None else self.run.clock
+            if clock is None or any(clock.part(name).begun for name in APART):
+                return collective(*given, **options)
+            before = clock.parts["communication"]
+            with clock.part("communication"):
+                made = collective(*given, **options)
+            for name in INSIDE:
+                if clock.part(name).begun:
+                    clock.parts[name] -= clock.parts["communication"] - before
+            return made
+
+        return call
 
     def _read(self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]) -> Generator[Any]:
         """Batches as ever, or the last one again; a change of how data is read begins again from where the run is."""

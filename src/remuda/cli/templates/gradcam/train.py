@@ -1,6 +1,9 @@
-"""Where does a network look? Heat maps by Grad-CAM, Grad-CAM++, Score-CAM, Eigen-CAM and Layer-CAM.
+"""Where does a network look? Heat maps by Grad-CAM and its family.
 
-    python train.py --method grad-cam    # writes heatmap-grad-cam.png
+    python train.py --method grad-cam    # writes heatmaps/grad-cam.png
+
+    by slopes        Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
+    without slopes   Score-CAM (sees only where a channel is bright), Ablation-CAM (a channel is taken away), Eigen-CAM
 
 Digits of scikit-learn lie somewhere on patches of its two photographs; a network learns which digit it is, and is
 never told where. So it can be measured how good a map is: the share of its heat within the digit's box.
@@ -8,6 +11,7 @@ never told where. So it can be measured how good a map is: the share of its heat
 """
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +23,11 @@ from torch.nn import functional as F
 from remuda import train
 
 SIDE, DIGIT = 32, 16
-METHODS = ("grad-cam", "grad-cam++", "score-cam", "eigen-cam", "layer-cam")
+FOLDER = Path("heatmaps")
+METHODS = (
+    *("grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam", "eigen-grad-cam"),
+    *("score-cam", "ablation-cam", "eigen-cam"),
+)
 
 
 def make_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -65,33 +73,58 @@ def heat_map(model: nn.Module, layer: nn.Module, image: torch.Tensor, method: st
     finally:
         handle.remove()
     label = int(scores.argmax()) if label is None else label
-    seen = kept[0]
-    (slope,) = torch.autograd.grad(scores[label], seen)
-    seen, slope = seen.detach()[0], slope[0]  # channels, h, w
+    (slope,) = torch.autograd.grad(scores[label], kept[0])
+    seen, slope, score = kept[0].detach()[0], slope[0], scores[label].detach()  # channels, h, w
     if method == "grad-cam":  # the mean slope of each channel
         heat = (slope.mean((1, 2), keepdim=True) * seen).sum(0)
     elif method == "grad-cam++":  # slopes weighted so that each of several spots counts in full
         squares = slope**2
         share = squares / (2 * squares + (seen * slope**3).sum((1, 2), keepdim=True) + 1e-7)
         heat = ((share * slope.relu()).sum((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "layer-cam":  # each pixel by its own slope
+    elif method == "xgrad-cam":  # the mean slope where the channel is bright
+        total = seen.sum((1, 2), keepdim=True)
+        heat = ((slope * seen).sum((1, 2), keepdim=True) / (total + 1e-7) * seen).sum(0)
+    elif method == "hires-cam":  # each pixel by its own slope
+        heat = (slope * seen).sum(0)
+    elif method == "layer-cam":  # the same, by slopes that speak for it alone
         heat = (slope.relu() * seen).sum(0)
     elif method == "eigen-cam":  # what most of the channels agree on, without any label
-        flat = seen.flatten(1).T
-        flat = flat - flat.mean(0)
-        heat = (flat @ torch.linalg.svd(flat, full_matrices=False)[2][0]).view(seen.shape[1:])
-        heat = heat if (heat * seen.sum(0)).sum() > 0 else -heat  # its sign says nothing
-    elif method == "score-cam":  # no slopes: what the network says when it sees only where a channel is bright
+        heat = _agreed(seen)
+    elif method == "eigen-grad-cam":  # what most of them agree on that speaks for the label
+        heat = _agreed(slope * seen)
+    elif method == "score-cam":
         masks = F.interpolate(seen[:, None], image.shape[1:], mode="bilinear", align_corners=False)
         low, high = masks.amin((2, 3), keepdim=True), masks.amax((2, 3), keepdim=True)
         with torch.no_grad():
             said = model(image[None] * (masks - low) / (high - low).clamp_min(1e-7)).softmax(1)[:, label]
             nothing = model(torch.zeros_like(image[None])).softmax(1)[0, label]
         heat = ((said - nothing)[:, None, None] * seen).sum(0)
+    elif method == "ablation-cam":
+        left = _without_each(model, layer, image, len(seen))[:, label]
+        heat = (((score - left) / (score.abs() + 1e-7))[:, None, None] * seen).sum(0)
     else:
         raise ValueError(f"{method!r} is none of {', '.join(METHODS)}")
     heat = F.interpolate(heat.relu()[None, None], image.shape[1:], mode="bilinear", align_corners=False)[0, 0]
     return (heat / heat.max().clamp_min(1e-7)).cpu()
+
+
+def _agreed(seen: torch.Tensor) -> torch.Tensor:
+    """The first principal component of channels (C, h, w), as (h, w)."""
+    flat = seen.flatten(1).T
+    flat = flat - flat.mean(0)
+    heat = (flat @ torch.linalg.svd(flat, full_matrices=False)[2][0]).view(seen.shape[1:])
+    return heat if (heat * seen.sum(0)).sum() > 0 else -heat  # its sign says nothing
+
+
+@torch.no_grad()
+def _without_each(model: nn.Module, layer: nn.Module, image: torch.Tensor, channels: int) -> torch.Tensor:
+    """The scores (channels, classes) when one channel of what `layer` gives is put out."""
+    keep = 1 - torch.eye(channels, device=image.device)[:, :, None, None]
+    handle = layer.register_forward_hook(lambda _module, _inputs, output: output * keep)
+    try:
+        return model(image.expand(channels, -1, -1, -1))
+    finally:
+        handle.remove()
 
 
 def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
@@ -121,16 +154,17 @@ def main() -> None:
     with torch.no_grad():
         answers = model(images[:300].to(device)).argmax(1).cpu()
     if run.world.is_first:
+        FOLDER.mkdir(exist_ok=True)
         print(f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 pictures that it never saw")
         for method in METHODS if options.method == "all" else [options.method]:
             inside, rows = [], []
             for image, (top, left) in zip(images[:24], corners[:24].tolist(), strict=True):
                 heat = heat_map(model, model.features, image.to(device), method)
                 inside.append(float(heat[top : top + DIGIT, left : left + DIGIT].sum() / heat.sum().clamp_min(1e-7)))
-                rows.append(paint(image, heat))
+                rows.append(F.pad(paint(image, heat), (1, 1, 1, 1), value=1.0))  # a white frame around each pair
             picture = torch.cat([torch.cat(rows[n : n + 4], 2) for n in range(0, 24, 4)], 1)
             pixels = (picture.permute(1, 2, 0) * 255).byte().numpy()
-            file = f"heatmap-{method}.png"
+            file = FOLDER / f"{method}.png"
             Image.fromarray(pixels).resize((pixels.shape[1] * 4, pixels.shape[0] * 4)).save(file)
             print(
                 f"{method}: {np.mean(inside):.2f} of the heat is on the digit, whose box is 0.25 of the picture: {file}"

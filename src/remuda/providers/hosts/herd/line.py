@@ -8,14 +8,18 @@ Errors, by what the caller does next:
 * TryAgain, NoCapacity, Refused   what the steward answered
 """
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from remuda.providers.base import Refused, TryAgain
+import msgspec
+
+from remuda.providers.base import NoCapacity, Refused, TryAgain
 
 _T = TypeVar("_T")
 ASK_TIMEOUT_S = 60  # of one answer; a launch writes a few files
+Asked = dict[int, asyncio.Future[msgspec.Raw]]  # what was asked of the steward and not answered yet, by number
 
 
 class CannotConnect(TryAgain):
@@ -38,6 +42,16 @@ class Far:
     cache: str
     agent: tuple[str, ...]  # starts the agent; the configuration's path is appended
     steward: tuple[str, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A line of the steward: what it answers, or a gang that `changed`."""
+
+    id: int | None = None
+    answer: msgspec.Raw = msgspec.Raw()  # empty: there is an error instead
+    kind: str = ""
+    error: str = ""
+    changed: str | None = None
 
 
 class Line(Protocol):
@@ -67,3 +81,24 @@ class Line(Protocol):
 
     async def reaches(self, address: str, port: int) -> bool:
         """Whether that port answers from here: a second witness of its host's being alive."""
+
+
+def give_answer(asked: Asked, answer: Answer, host: str) -> None:
+    """Hand an answer to whoever asked for it."""
+    future = asked.pop(-1 if answer.id is None else answer.id, None)
+    if future is None or future.done():
+        return
+    if len(bytes(answer.answer)):
+        future.set_result(answer.answer)
+        return
+    errors: dict[str, type[Exception]] = {"busy": NoCapacity, "refused": Refused}
+    future.set_exception(errors.get(answer.kind, TryAgain)(f"{host}: {answer.error}"))
+
+
+def give_up(asked: Asked, problem: str) -> None:
+    """Tell all who wait for an answer that none comes."""
+    for future in asked.values():
+        if not future.done():
+            future.set_exception(LinkLost(problem))
+            future.exception()  # whoever asked may have gone
+    asked.clear()

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 GUARDIAN_S = 3.0  # for the agent's own guardian to end the work of a killed agent
 PATIENCE_S = 5.0  # beyond a gang's grace, for its agents' last words
-DELIVERIES = 3  # tries to deliver a killed agent's last words
+DELIVERING = "its last words are being delivered"
+DELIVERIES = 3  # tries to deliver an agent's last words, while somebody answers
 SOON_S = 0.1  # between looks at processes that are to go
-POLL_S = 1.0  # between looks at agents where the kernel or Python has no pidfd
+POLL_S = 1.0  # between looks at deliveries, and at agents where the kernel or Python has no pidfd
 TOMBSTONE_S = 7 * 24 * 3600.0
 # Notes the exit code of the agent; passes over the signals that the agent, in its process group, gets itself.
 WRAPPER = 'trap : TERM INT HUP; "$@"; code=$?; echo "$code" > "$0.new" && mv "$0.new" "$0"'
@@ -282,8 +283,8 @@ class Steward:
         in_order = left == "0"
         if (not in_order or overdue) and self._rest_lives(name, rank, overdue):
             return {**seen, "state": "ends", "why": "what its agent left behind is being killed"}
-        if not in_order and self._follow_up(name, rank, removing):
-            return {**seen, "state": "ends", "why": "its last words are being delivered"}
+        if (not in_order or os.path.exists(folder + "/undelivered")) and self._follow_up(name, rank, removing):
+            return {**seen, "state": "ends", "why": DELIVERING}
         dead = {
             "pid": seen["pid"],
             "at": self._died_at(folder),
@@ -310,7 +311,10 @@ class Steward:
         return True
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
-        """Do for a killed agent what it could not: remove its container, deliver its log and exit. True while at it."""
+        """Do for an agent what it could not: remove its container, deliver its log and exit. True while at it.
+
+        What nobody answers is tried for days: the server may be away for longer than the lease of the work was.
+        """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
         if engine is not None and os.path.exists(folder + "/entry.sh") and not os.path.exists(folder + "/removed"):
@@ -324,11 +328,13 @@ class Steward:
         last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}
         if last["run"] is not None and not os.path.exists(folder + "/delivered") and lives(last["run"]):
             return True
-        if read_text(folder + "/delivered") == "0" or last["tries"] >= DELIVERIES:
+        said = read_text(folder + "/delivered")
+        unheard = said == str(os.EX_TEMPFAIL) and time.time() - self._died_at(folder) < TOMBSTONE_S
+        if said == "0" or (last["tries"] >= DELIVERIES and not unheard):
             return False
         remove_file(folder + "/delivered")
         run = self._spawn(name, rank, ["--deliver"], "delivered")
-        write_json(folder + "/deliver.json", {"run": run, "tries": last["tries"] + 1})
+        write_json(folder + "/deliver.json", {"run": run, "tries": last["tries"] + (not unheard)})
         self._watch(run)
         return True
 
@@ -354,9 +360,11 @@ class Steward:
                 for name in self._names():
                     seen = self._look(name)
                     states = {rank["state"] for rank in seen["ranks"]}
-                    if "ends" in states or (seen["removing"] and states != {"over"}):
+                    # A delivery, which may be tried for days, wakes us when it ends.
+                    hurried = any(rank["state"] == "ends" and rank["why"] != DELIVERING for rank in seen["ranks"])
+                    if hurried or (seen["removing"] and states != {"over"}):
                         pause = SOON_S
-                    elif "runs" in states and not hasattr(os, "pidfd_open"):
+                    elif "ends" in states or ("runs" in states and not hasattr(os, "pidfd_open")):
                         pause = min(pause or POLL_S, POLL_S)
                     self._tell(name, json.dumps([seen["removing"], [rank["state"] for rank in seen["ranks"]]]))
         except OSError:  # a disk that is full or away: the next look tells

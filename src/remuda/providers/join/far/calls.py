@@ -81,7 +81,8 @@ class Calls:
     def _connect(self) -> http.client.HTTPSConnection:
         if self._connection is not None:
             return self._connection
-        context = ssl.create_default_context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reads no authorities: nobody is asked for them
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         host, _, port = self._address.partition("://")[2].rpartition(":")

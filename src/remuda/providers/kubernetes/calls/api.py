@@ -17,7 +17,7 @@ Object = dict[str, Any]  # one object of the API, as it came; only this package 
 _CALL_S = 30.0
 _AT_ONCE = 16  # connections; streams not counted
 _EXEC = "v4.channel.k8s.io"
-_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LATER = frozenset({408, 410, 425, 429, 500, 502, 503, 504})
 MERGE = "application/merge-patch+json"
 
 
@@ -33,7 +33,7 @@ class Answered(Exception):
     def sorted(self) -> ProviderError:
         """What this is to the caller of a provider."""
         text = str(self)
-        if self.status in _LATER:
+        if self.status in _LATER or self.reason == "Conflict":  # such as of two pods that count on one quota at once
             return TryAgain(text)
         if self.status == 403 and "exceeded quota" in text:
             return NoCapacity(text)
@@ -103,8 +103,8 @@ class Api:
                     raise _read_problem(status, line)
                 if line.strip():
                     yield msgspec.json.decode(line)
-        except Broken as error:
-            raise TryAgain(str(error)) from error
+        except (Broken, msgspec.DecodeError) as error:
+            raise TryAgain(f"{self.context.server}: {error}") from error
         finally:
             await connection.close()
 
@@ -150,9 +150,13 @@ class Api:
             proof = await self._login.proof()
             headers = {**proof.headers, **({"Content-Type": kind} if data else {})}
             status, answer = await self._exchange(self._head(method, path, query, headers, len(data)), data)
-            if status == 401 and attempt == 1 and self._login.forget():
+            if status == 401 and attempt == 1 and self._login.forget(proof):
+                await self.close()  # a connection keeps the certificate that it was made with
                 continue
             break
+        if status == 401:
+            who = f"{self.context.user}, the user of the context {self.context.name}"
+            raise Answered(401, "Unauthorized", f"Unauthorized: the API server does not let {who}, in; log in anew")
         if status >= 300:
             raise _read_problem(status, answer)
         try:
@@ -180,7 +184,7 @@ class Api:
                 except asyncio.CancelledError:
                     await connection.close()
                     raise
-                if again:
+                if again and status != 401:
                     self._idle.append(connection)
                 else:
                     await connection.close()
@@ -197,7 +201,12 @@ class Api:
     async def _connect(self) -> Connection:
         proof = await self._login.proof()
         try:
-            return await Server(url=self.context.server, tls=proof.tls, server_name=self.context.server_name).connect()
+            return await Server(
+                url=self.context.server,
+                tls=proof.tls,
+                server_name=self.context.server_name,
+                proxy=self.context.proxy,
+            ).connect()
         except Broken as error:
             raise TryAgain(str(error)) from error
 

@@ -8,7 +8,8 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ import yaml
 from remuda.providers.base import Refused, TryAgain
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_HERE = " folder"  # where an entry's own file is; no key of a kubeconfig
 _PLUGIN_S = 60.0  # plugins of clouds may start a slow SDK
 _EARLY = timedelta(minutes=1)  # a credential is renewed so long before it ends
 _TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew the tokens of service accounts in place
@@ -64,38 +66,57 @@ class Context:
     key: bytes | None = field(default=None, repr=False)
     plugin: ExecPlugin | None = None
     impersonate: str | None = None
+    proxy: str | None = field(default=None, repr=False)  # http://[user:password@]host:port
+    kubeconfig: str = ""  # the setting that it was read by
 
 
 def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[Context]:
     """The contexts to use: those wanted, else the current one. Raises Refused."""
-    path = _find(setting)
-    if path is None:
+    paths = _find(setting)
+    if not paths:
         inside = _read_in_cluster()
         if inside is None:
             raise Refused(
                 "there is no kubeconfig: set [providers.kubernetes] kubeconfig, or KUBECONFIG, or write ~/.kube/config"
             )
         return [inside]
+    raw = _merge([(path, _read(path)) for path in paths])
+    names = list(wanted) or [str(raw.get("current-context") or "")]
+    if names == [""]:
+        raise Refused(f"{paths[0]} has no current context: set [providers.kubernetes] contexts")
+    return [replace(_read_context(raw, name, paths[0]), kubeconfig=setting) for name in names]
+
+
+def _find(setting: str) -> list[Path]:
+    """The files that there are; what the first says holds."""
+    texts = [setting] if setting else os.environ.get("KUBECONFIG", "").split(os.pathsep)
+    named = [Path(text).expanduser() for text in texts if text]
+    if setting:
+        return named
+    return [path for path in named or [Path("~/.kube/config").expanduser()] if path.exists()]
+
+
+def _read(path: Path) -> dict[str, object]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refused(f"the kubeconfig {path} cannot be read: {error}") from error
+    raw = {} if raw is None else raw  # an empty file says nothing, and is no fault beside others
     if not isinstance(raw, dict):
         raise Refused(f"the kubeconfig {path} is not a mapping")
-    names = list(wanted) or [str(raw.get("current-context") or "")]
-    if names == [""]:
-        raise Refused(f"{path} has no current context: set [providers.kubernetes] contexts")
-    return [_read_context(raw, name, path) for name in names]
+    return raw
 
 
-def _find(setting: str) -> Path | None:
-    if setting:
-        return Path(setting).expanduser()
-    for text in os.environ.get("KUBECONFIG", "").split(os.pathsep):
-        if text and Path(text).expanduser().exists():
-            return Path(text).expanduser()
-    default = Path("~/.kube/config").expanduser()
-    return default if default.exists() else None
+def _merge(files: Sequence[tuple[Path, Mapping[str, object]]]) -> Mapping[str, object]:
+    """Several files as one: the first to give a name a meaning wins. Each row keeps the folder of its file."""
+    rows: dict[str, list[object]] = {"clusters": [], "users": [], "contexts": []}
+    for path, raw in files:
+        for table, found in rows.items():
+            given = raw.get(table)
+            mine = [row for row in given if isinstance(row, dict)] if isinstance(given, list) else []
+            found += [{**row, _HERE: path.parent} for row in mine]
+    current = next((raw["current-context"] for _, raw in files if raw.get("current-context")), "")
+    return {"current-context": current, **rows}
 
 
 def _read_in_cluster() -> Context | None:
@@ -121,13 +142,17 @@ def _read_context(raw: Mapping[str, object], name: str, path: Path) -> Context:
         raise Refused(
             f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes gave up in 1.26: use an exec plugin"
         )
-    if cluster.get("proxy-url"):
-        raise Refused(f"{path}: the context {name!r} asks for a proxy, which Remuda does not speak to")
+    if strangers := [word for word in ("as-uid", "as-groups", "as-user-extra") if user.get(word)]:
+        raise Refused(f"{path}: the user {login!r} has `{strangers[0]}`; Remuda acts as another user by `as` alone")
+    proxy = _text(cluster, "proxy-url")
+    if proxy and (urlsplit(proxy).scheme != "http" or not urlsplit(proxy).hostname):
+        raise Refused(
+            f"{path}: the context {name!r} asks for the proxy {proxy}; Remuda speaks to http://HOST:PORT alone"
+        )
     server = str(cluster.get("server", ""))
     if urlsplit(server).scheme not in ("http", "https"):
         raise Refused(f"{path}: the context {name!r} has no address of an API server")
-    here = path.parent
-    ca = _data(cluster, "certificate-authority", here, path)
+    ca = _data(cluster, "certificate-authority", path)
     basic = f"{user['username']}:{user.get('password', '')}" if user.get("username") else None
     return Context(
         name=name,
@@ -138,16 +163,22 @@ def _read_context(raw: Mapping[str, object], name: str, path: Path) -> Context:
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
         server_name=_text(cluster, "tls-server-name"),
         token=_text(user, "token"),
-        token_file=here / str(user["tokenFile"]) if user.get("tokenFile") else None,
+        token_file=_here(user) / str(user["tokenFile"]) if user.get("tokenFile") else None,
         basic=basic,
-        certificate=_data(user, "client-certificate", here, path),
-        key=_data(user, "client-key", here, path),
-        plugin=_plugin(user.get("exec"), path),
+        certificate=_data(user, "client-certificate", path),
+        key=_data(user, "client-key", path),
+        plugin=_plugin(user.get("exec"), _here(user), path),
         impersonate=_text(user, "as"),
+        proxy=proxy,
     )
 
 
-def _plugin(raw: object, path: Path) -> ExecPlugin | None:
+def _here(table: Mapping[str, object]) -> Path:
+    """The folder that relative paths of an entry are of."""
+    return Path(str(table.get(_HERE, "")))
+
+
+def _plugin(raw: object, here: Path, path: Path) -> ExecPlugin | None:
     if raw is None:
         return None
     try:
@@ -155,7 +186,7 @@ def _plugin(raw: object, path: Path) -> ExecPlugin | None:
     except msgspec.ValidationError as error:
         raise Refused(f"{path}: `exec`: {error}") from error
     if os.sep in plugin.command and not os.path.isabs(plugin.command):
-        plugin.command = str(path.parent / plugin.command)
+        plugin.command = str(here / plugin.command)
     return plugin
 
 
@@ -163,8 +194,7 @@ def _entry(raw: Mapping[str, object], table: str, inner: str, name: str, path: P
     rows = raw.get(table)
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get("name") == name and isinstance(row.get(inner), dict):
-            found: Mapping[str, object] = row[inner]
-            return found
+            return {**row[inner], _HERE: row.get(_HERE)}
     known = [str(row.get("name")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     raise Refused(f"{path}: no {inner} {name!r}; there are: {', '.join(known) or 'none'}")
 
@@ -174,7 +204,7 @@ def _text(table: Mapping[str, object], name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _data(table: Mapping[str, object], name: str, here: Path, path: Path) -> bytes | None:
+def _data(table: Mapping[str, object], name: str, path: Path) -> bytes | None:
     """What a file holds whose content or path is given."""
     if inline := table.get(f"{name}-data"):
         try:
@@ -183,7 +213,7 @@ def _data(table: Mapping[str, object], name: str, here: Path, path: Path) -> byt
             raise Refused(f"{path}: `{name}-data` is not base64") from error
     if table.get(name):
         try:
-            return (here / str(table[name])).read_bytes()
+            return (_here(table) / str(table[name])).read_bytes()
         except OSError as error:
             raise Refused(f"{path}: `{name}`: {error}") from error
     return None
@@ -215,10 +245,19 @@ class Login:
                 self._proof = await self._make()
             return self._proof
 
-    def forget(self) -> bool:
+    def forget(self, shown: Proof) -> bool:
         """The API server did not take it; False where asking again would bring the same."""
+        if self._proof is not shown:  # another request was denied too, and has looked
+            return True
         self._proof = None
-        return self._context.plugin is not None or self._context.token_file is not None
+        if self._context.plugin is not None or self._context.token_file is not None:
+            return True
+        known = self._context
+        with suppress(Refused):  # who logs in anew has the file rewritten, or certificates beside it
+            fresh = next(iter(read_contexts(known.kubeconfig, [known.name])))
+            proofs = {name: getattr(fresh, name) for name in ("token", "basic", "certificate", "key", "ca")}
+            self._context = replace(known, **proofs)
+        return self._context != known
 
     async def _make(self) -> Proof:
         context, until = self._context, None
@@ -250,6 +289,8 @@ class Login:
             return None
         try:
             tls = ssl.create_default_context(cadata=context.ca)
+            # Authorities of many clusters leave out what RFC 5280 asks of them; nobody but Python 3.13 minds.
+            tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if context.insecure:
                 tls.check_hostname = False
                 tls.verify_mode = ssl.CERT_NONE
@@ -280,10 +321,16 @@ async def _run_plugin(plugin: ExecPlugin, context: Context) -> _Status:
         cluster: dict[str, object] = {"server": context.server}
         if context.ca:
             cluster["certificate-authority-data"] = base64.b64encode(context.ca.encode()).decode()
+        more = {
+            "insecure-skip-tls-verify": context.insecure,
+            "tls-server-name": context.server_name,
+            "proxy-url": context.proxy,
+        }
+        cluster |= {name: value for name, value in more.items() if value}
         spec["cluster"] = cluster
     info["spec"] = spec
-    more = {each["name"]: each["value"] for each in plugin.env or () if {"name", "value"} <= each.keys()}
-    environ = {**os.environ, **more, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+    env = {each["name"]: each["value"] for each in plugin.env or () if {"name", "value"} <= each.keys()}
+    environ = {**os.environ, **env, "KUBERNETES_EXEC_INFO": json.dumps(info)}
     try:
         process = await asyncio.create_subprocess_exec(
             plugin.command,

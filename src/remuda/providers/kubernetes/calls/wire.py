@@ -3,19 +3,26 @@
 import asyncio
 import base64
 import os
+import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import httptools
 
 _CHUNK = 64 * 1024
 _CONNECT_S = 10.0
+_LIMIT = 16 * 1024 * 1024
+# Asked whether it is there after 30 s of silence, and given up a good half minute later; what is sent, after a minute.
+_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))
 _CLOSE, _PING, _PONG = 8, 9, 10
 _BINARY = 2
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Broken(Exception):
@@ -29,6 +36,7 @@ class Server:
     url: str
     tls: ssl.SSLContext | None
     server_name: str | None = None
+    proxy: str | None = None  # http://[user:password@]host:port
 
     async def connect(self) -> "Connection":
         url = urlsplit(self.url)
@@ -36,12 +44,46 @@ class Server:
         name = (self.server_name or url.hostname) if self.tls else None
         try:
             async with asyncio.timeout(_CONNECT_S):
+                if self.proxy is not None:
+                    return Connection(*await self._dig(urlsplit(self.proxy), url.hostname or "", port, name))
                 reader, writer = await asyncio.open_connection(
-                    url.hostname, port, ssl=self.tls, server_hostname=name, limit=16 * 1024 * 1024
+                    url.hostname, port, ssl=self.tls, server_hostname=name, limit=_LIMIT
                 )
+                _notice_death(writer)
         except (OSError, TimeoutError) as error:  # TLS errors are OSErrors too
             raise Broken(f"{self.url} cannot be reached: {error or 'no answer'}") from error
         return Connection(reader, writer)
+
+    async def _dig(self, proxy: SplitResult, host: str, port: int, name: str | None) -> Streams:
+        """A way through a proxy, as RFC 9110 has it in 9.3.6."""
+        reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 80, limit=_LIMIT)
+        _notice_death(writer)
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        user = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
+        shown = {"Proxy-Authorization": "Basic " + base64.b64encode(user).decode()} if proxy.username else {}
+        try:
+            writer.write(make_head("CONNECT", target, target, shown, 0))
+            answer = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0].decode("latin-1")
+            if answer.split(" ")[1:2] != ["200"]:
+                raise Broken(f"{self.url} cannot be reached: the proxy {proxy.hostname} says {answer!r}")
+            if self.tls is not None:
+                await writer.start_tls(self.tls, server_hostname=name)
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            writer.close()
+            raise Broken(f"{self.url} cannot be reached: the proxy {proxy.hostname} does not answer") from error
+        except (Broken, OSError):
+            writer.close()
+            raise
+        return reader, writer
+
+
+def _notice_death(writer: asyncio.StreamWriter) -> None:
+    """A watch or a pod's line that waits for the other side breaks when the network between has forgotten it."""
+    line = writer.get_extra_info("socket")
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE:
+        if hasattr(socket, name):  # not every system has all of them
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 @dataclass(slots=True)

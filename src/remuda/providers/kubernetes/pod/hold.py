@@ -3,17 +3,20 @@
 It stays until the agent has left. Requests go through the line that `line.py` makes: a frame is a kind, the number of a
 connection of the agent, a length, and as many bytes. It needs nothing of ours and any Python from 3.8 on, and is read
 by older ones, which step aside for one that is brought.
+
+Many images leave out the compiled forms of Python's own modules, and `json`, `signal` and `socket` are then a tenth of
+a second of work. Only the agent, a fork of this process, loads them; this process takes the bare modules below them,
+so that the line is up while the agent is still loading.
 """
 
-import json
+import _signal  # type: ignore[import-not-found]  # typeshed leaves it out; signal.py imports it
+import _socket
+import _struct
 import os
-import runpy
 import select
-import signal
-import socket
-import struct
 import sys
 import time
+import zipimport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +25,10 @@ if TYPE_CHECKING:
 RUN = "/remuda/run"
 AGENT = "/remuda/agent"
 HOME = RUN + "/home"
-HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+HANDLED = (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGINT)
 SECRET = "/remuda/gang/config.json"
-FRAME = struct.Struct("!cII")
+PATIENCE = "/remuda/gang/patience_s"
+FRAME = _struct.Struct("!cII")
 OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
 CHUNK = 65536
 LINE_S = 20.0  # a line that takes nothing for so long is a dead one
@@ -36,13 +40,13 @@ def main() -> int:
     if tuple(sys.version_info) < (3, 8):  # images bring their own Python
         os.execv("/bin/sh", ["sh", AGENT + "/boot.sh", "bring"])
     os.makedirs(RUN, mode=0o700, exist_ok=True)
-    config = write_config()
     doors = [listen(RUN + "/agent.sock"), listen(RUN + "/line.sock")]
     with open(RUN + "/python.new", "w") as file:
         file.write(" ".join(started_as()))
     os.rename(RUN + "/python.new", RUN + "/python")
     agent = start_agent(doors)
-    hold = Hold(doors[0], doors[1], agent, config["lease_s"] + config["grace_s"] + SLACK_S)
+    with open(PATIENCE) as file:
+        hold = Hold(doors[0], doors[1], agent, float(file.read()) + SLACK_S)
     code = hold.run()
     if code > 128 and os.path.exists(HOME + "/started"):
         hold.follow(start_agent(doors, "--deliver"))
@@ -51,18 +55,21 @@ def main() -> int:
     return code
 
 
-def start_agent(doors: "list[socket.socket]", *options: str) -> int:
-    """A fork of this process, which has most of what the agent needs in its memory already."""
+def start_agent(doors: "list[_socket.socket]", *options: str) -> int:
+    """A fork of this process, which need not start a Python again."""
     agent = os.fork()
     if agent == 0:
         for door in doors:
             door.close()
-        signal.set_wakeup_fd(-1)
+        _signal.set_wakeup_fd(-1)
         for number in HANDLED:
-            signal.signal(number, signal.SIG_DFL)
-        sys.argv = [AGENT + "/agent.pyz", *options, RUN + "/config.json"]
+            _signal.signal(number, _signal.SIG_DFL)
+        archive = AGENT + "/agent.pyz"
+        sys.argv = [archive, *options, RUN + "/config.json"]
         try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            write_config()
+            code = zipimport.zipimporter(archive).get_code("__main__")
+            exec(code, {"__name__": "__main__", "__file__": archive + "/__main__.py"})
         except SystemExit as leaving:
             sys.stderr.flush()
             os._exit(leaving.code if isinstance(leaving.code, int) else 1)
@@ -88,8 +95,10 @@ def started_as() -> "list[str]":
     return words[: next(at for at, word in enumerate(words) if word.endswith("hold.py"))]
 
 
-def write_config() -> "dict[str, Any]":
+def write_config() -> None:
     """The agent's configuration: the gang's, fitted to this pod."""
+    import json
+
     with open(SECRET, encoding="utf-8") as file:
         config: dict[str, Any] = json.load(file)
     config["rank"] = int(os.environ.pop("REMUDA_POD_RANK"))
@@ -100,29 +109,33 @@ def write_config() -> "dict[str, Any]":
     descriptor = os.open(RUN + "/config.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(config, file)
-    return config
 
 
-def listen(path: str) -> socket.socket:
+def listen(path: str) -> _socket.socket:
     if os.path.exists(path):
         os.unlink(path)
-    door = socket.socket(socket.AF_UNIX)
+    door = _socket.socket(_socket.AF_UNIX)
     door.bind(path)
     os.chmod(path, 0o600)
     door.listen(64)
     return door
 
 
+def accept(door: _socket.socket) -> _socket.socket:
+    """One who has knocked."""
+    return _socket.socket(fileno=door._accept()[0])  # type: ignore[attr-defined]  # as socket.py does it
+
+
 class Hold:
     """One thread that waits for all of it."""
 
-    def __init__(self, agents: socket.socket, lines: socket.socket, agent: int, patience_s: float) -> None:
+    def __init__(self, agents: _socket.socket, lines: _socket.socket, agent: int, patience_s: float) -> None:
         self.agents, self.lines, self.agent = agents, lines, agent
         self.patience_s = patience_s
         self.heard = time.monotonic()
-        self.line: socket.socket | None = None
+        self.line: _socket.socket | None = None
         self.unread = b""  # of the line
-        self.connections: dict[int, socket.socket] = {}  # number -> the agent's connection
+        self.connections: dict[int, _socket.socket] = {}  # number -> the agent's connection
         self.early: dict[int, bytes] = {}  # number -> what it said while there was no line
         self.count = 0
         self.code: int | None = None
@@ -130,9 +143,9 @@ class Hold:
         self.wake, out = os.pipe()
         for end in (self.wake, out):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(out, warn_on_full_buffer=False)
+        _signal.set_wakeup_fd(out, warn_on_full_buffer=False)
         for number in HANDLED:
-            signal.signal(number, lambda number, frame: None)
+            _signal.signal(number, lambda number, frame: None)
         for each in (self.wake, agents, lines):
             self.poll.register(each, select.POLLIN)
 
@@ -145,7 +158,7 @@ class Hold:
         while self.code is None:
             left = self.heard + self.patience_s - time.monotonic()
             if left <= 0:
-                os.kill(self.agent, signal.SIGKILL)  # it cannot leave, and nobody else ends this pod
+                os.kill(self.agent, _signal.SIGKILL)  # it cannot leave, and nobody else ends this pod
                 self.heard = time.monotonic()
                 continue
             for descriptor, _ in self.poll.poll(min(left, 3600.0) * 1000 + 1):
@@ -158,7 +171,7 @@ class Hold:
         elif descriptor == self.agents.fileno():
             self.accept()
         elif descriptor == self.lines.fileno():
-            self.take_line(self.lines.accept()[0])
+            self.take_line(accept(self.lines))
         elif self.line is not None and descriptor == self.line.fileno():
             self.read_line()
         else:
@@ -167,7 +180,7 @@ class Hold:
                     self.read_agent(number, connection)
 
     def signalled(self, numbers: "set[int]") -> None:
-        for number in numbers & {signal.SIGTERM, signal.SIGINT}:
+        for number in numbers & {_signal.SIGTERM, _signal.SIGINT}:
             os.kill(self.agent, number)
         while True:
             try:
@@ -180,13 +193,13 @@ class Hold:
                 self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
     def accept(self) -> None:
-        connection = self.agents.accept()[0]
+        connection = accept(self.agents)
         self.count += 1
         self.connections[self.count] = connection
         self.poll.register(connection, select.POLLIN)
         self.send(OPEN, self.count)
 
-    def read_agent(self, number: int, connection: socket.socket) -> None:
+    def read_agent(self, number: int, connection: _socket.socket) -> None:
         try:
             data = connection.recv(CHUNK)
         except OSError:
@@ -200,7 +213,7 @@ class Hold:
             self.drop(number)
             self.send(CLOSE, number)
 
-    def take_line(self, line: socket.socket) -> None:
+    def take_line(self, line: _socket.socket) -> None:
         """A new line takes the place of the last; what was under way over that one is lost, and asked again."""
         self.lose_line()
         line.settimeout(LINE_S)
@@ -209,9 +222,11 @@ class Hold:
         self.heard = time.monotonic()
         for number in sorted(self.connections):
             self.send(OPEN, number)
-            early = self.early.pop(number, b"")
-            if early:
-                self.send(DATA, number, early)
+            if number in self.early:
+                self.send(DATA, number, self.early[number])
+            if self.line is not line:
+                return  # it broke at once: whoever spoke early is heard over the next
+            self.early.pop(number, None)
 
     def lose_line(self) -> None:
         if self.line is None:

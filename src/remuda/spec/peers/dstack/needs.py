@@ -26,7 +26,7 @@ Unit = Callable[[str], float | None]
 
 def to_int(text: str) -> float | None:
     """A whole number as pydantic reads one out of a text."""
-    return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0*)?", text.strip()) else None
+    return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
 
 
 def read_range(value: str, unit: Unit) -> Range | None:
@@ -177,7 +177,16 @@ NEEDS = Keys(
         "gpu": optional(GPU),
         "disk": optional(DISK),
     },
-    hints={"gpus": "write `gpu`", "cpus": "write `cpu`", "accelerators": "write `gpu`", "disk_size": "write `disk`"},
+    hints={
+        **dict.fromkeys(
+            ("backends", "commands", "env", "instance_types", "max_price", "ports", "regions", "spot_policy"),
+            "it belongs to the top of the file; is it indented too far?",
+        ),
+        "gpus": "write `gpu`",
+        "cpus": "write `cpu`",
+        "accelerators": "write `gpu`",
+        "disk_size": "write `disk`",
+    },
 )
 
 

@@ -1,5 +1,7 @@
 """dstack's `resources` and placement as ours, with the least that dstack takes where a file is silent."""
 
+from dataclasses import replace
+
 from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
 from remuda.domain.units import HourlyRate
 from remuda.spec.peers.accelerators import find_needs
@@ -29,16 +31,12 @@ def read_resources(table: Node, keeper: Keeper) -> Resources:
     cpus = _read_cpus(needs, keeper)
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
     types = [each.text for each in items(child(table, "instance_types")) if isinstance(each, ScalarNode)]
-    if len(types) > 1:
-        reason = "one type can be named here, or none"
-        keeper.refuse(mark_of(table, "instance_types"), "instance_types", reason)
     if child(needs, "shm_size") is not None:
         reason = "the whole of a node's shared memory is the job's"
         keeper.note(mark_of(needs, "shm_size"), "resources.shm_size", reason)
     price = text_at(table, "max_price")
     backends = [each.text for each in items(child(table, "backends")) if isinstance(each, ScalarNode)]
-    return Resources(
-        instance=types[0] if types else None,
+    wish = Resources(
         accelerators=_read_accelerators(child(needs, "gpu"), keeper),
         cpus_min=cpus[0],
         cpus_max=cpus[1],
@@ -50,6 +48,8 @@ def read_resources(table: Node, keeper: Keeper) -> Resources:
         regions=tuple(each.text for each in items(child(table, "regions")) if isinstance(each, ScalarNode)),
         max_rate=HourlyRate(round(float(price) * 1_000_000)) if price else None,
     )
+    named = tuple(replace(wish, instance=each) for each in dict.fromkeys(types)) or (wish,)
+    return named[0] if len(named) == 1 else replace(named[0], any_of=named)
 
 
 def _as_mib(bounds: Range) -> tuple[int | None, int | None]:
@@ -76,12 +76,13 @@ def _read_cpus(needs: Node | None, keeper: Keeper) -> Range:
 
 def _read_disk(needs: Node | None, keeper: Keeper) -> int | None:
     node = child(needs, "disk")
+    if node is None and isinstance(needs, MapNode) and needs.get("disk") is not None:
+        return None  # written out as nothing: any size will do
     size = child(node, "size") if isinstance(node, MapNode) else node
     low, high = range_of(size, read_size_mib) or DISK_MIB
     if high is not None and high != low:
         keeper.note(mark_of(needs, "disk"), "resources.disk", "the upper end is not looked at; the least size is")
-    least = low if low is not None else high
-    return None if least is None else -(-round(least) // 1024)
+    return None if low is None else -(-round(low) // 1024)
 
 
 def _read_accelerators(node: Node | None, keeper: Keeper) -> tuple[AcceleratorNeed, ...]:
@@ -95,10 +96,15 @@ def _read_accelerators(node: Node | None, keeper: Keeper) -> tuple[AcceleratorNe
     count = _as_count(gpu.count)
     if count is None:
         return ()
+    if not (read_range(gpu.count or COUNT, to_int) or (1, None))[0]:
+        keeper.note(node.mark, "resources.gpu", "a node without any would do too there; here it has one at least")
     found = [find_needs(name, count, _as_memory(gpu)) for name in gpu.names or (gpu.vendor or "",)]
-    for each in found:
-        if each.problem:
-            keeper.refuse(node.mark, "resources.gpu", each.problem)
+    problems = [each.problem for each in found if each.problem]
+    for problem in problems:
+        if len(problems) < len(found):
+            keeper.note(node.mark, "resources.gpu", f"{problem}. Only the other names are looked for")
+        else:
+            keeper.refuse(node.mark, "resources.gpu", problem)
     return tuple(need for each in found for need in each.needs)
 
 

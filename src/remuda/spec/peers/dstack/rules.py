@@ -125,7 +125,10 @@ def _check_cron(value: str) -> str:
         for part in field.lower().split(","):
             match = re.fullmatch(r"(?:\*|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?", part)
             ends = [end for end in match.groups()[:2] if end] if match else ["?"]
-            if not all(end in names or (end.isdecimal() and low <= int(end[:4]) <= high) for end in ends):
+            values = [
+                low + names.index(end) if end in names else int(end[:4]) if end.isdecimal() else -1 for end in ends
+            ]
+            if not all(low <= value <= high for value in values) or values != sorted(values):
                 return f"cannot use {shown(part)} in a cron line"
     return ""
 
@@ -174,36 +177,37 @@ PROFILE: dict[str, Shape] = {
 
 # the container
 
-_PYTHON = text(
-    "a version of Python such as 3.12",
-    check=lambda value: "" if _python(value) in _PYTHONS else f"cannot use {shown(value)}",
-)
+
+def _check_python(node: ScalarNode) -> str:
+    # The number 3.10 is 3.1; the text "3.1" is no version.
+    known = str(node.value) in _PYTHONS or (isinstance(node.value, float) and node.value == 3.1)
+    return "" if is_text(node) and known else f"cannot use {shown(node.text)}"
 
 
-def _python(value: str) -> str:
-    return "3.10" if value == "3.1" else value
+_PYTHON = Scalar(words="a version of Python such as 3.12", test=_check_python)
 
 
-def _check_port(node: ScalarNode) -> str:
-    match = re.fullmatch(r"(?:(\d{1,5}|\*):)?(\d{1,5})", str(node.value))
-    fits = match is not None and all(0 < int(each) <= 65_535 for each in match.groups() if each and each != "*")
-    return "" if fits and not isinstance(node.value, bool | float) else f"cannot use {shown(node.text)}"
+def _make_port(words: str, local: str) -> OneOf:
+    """A port of the container, perhaps after one that matches `local`; or a table of the two."""
+
+    def test(node: ScalarNode) -> str:
+        match = re.fullmatch(rf"(?:({local}):)?(\d{{1,5}})", str(node.value))
+        fits = match is not None and all(0 < int(each) <= 65_535 for each in match.groups() if each and each != "*")
+        return "" if fits and not isinstance(node.value, bool | float) else f"cannot use {shown(node.text)}"
+
+    ports: dict[str, Shape] = {"local_port": optional(whole(1, 65_535)), "container_port": whole(1, 65_535)}
+    return OneOf(shapes=(Scalar(words=words, test=test), Keys(fields=ports, required=("container_port",))))
 
 
-PORT = OneOf(
-    shapes=(
-        Scalar(words="a port such as 8080, 80:8080 or *:8080", test=_check_port),
-        Keys(
-            fields={"local_port": optional(whole(1, 65_535)), "container_port": whole(1, 65_535)},
-            required=("container_port",),
-        ),
-    )
-)
+PORT = _make_port("a port such as 8080, 80:8080 or *:8080", r"\d{1,5}|\*")
+SERVICE_PORT = _make_port("a port such as 8080 or 80:8080", r"\d{1,5}")
 
 
 def _check_mount(value: str) -> str:
     source, colon, path = value.partition(":")
-    return "" if colon and ":" not in path and source and not _check_path(path) else f"cannot use {shown(value)}"
+    fits = colon and ":" not in path and source and not _check_path(path)
+    fits = fits and not (source.startswith("/") and _check_path(source))
+    return "" if fits else f"cannot use {shown(value)}"
 
 
 def _check_path(path: str) -> str:
@@ -358,7 +362,7 @@ def _check_task(table: MapNode, notes: Notes) -> None:
 
 
 _HINTS = {
-    "gpu": "write `resources: {gpu: …}`",
+    **{key: f"write `resources: {{{key}: …}}`" for key in ("gpu", "cpu", "memory", "disk", "shm_size")},
     "run": "write `commands`",
     "command": "write `commands`",
     "envs": "write `env`",

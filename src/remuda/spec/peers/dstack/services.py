@@ -11,8 +11,8 @@ from remuda.spec.peers.dstack.rules import (
     ENV,
     GROUP_NAME,
     PLACEMENT,
-    PORT,
     PROFILE,
+    SERVICE_PORT,
     TAGS,
     TEXTS,
     check_commands,
@@ -206,7 +206,7 @@ SERVICE = make_run(
     "service",
     {
         "commands": COMMANDS,
-        "port": PORT,
+        "port": SERVICE_PORT,
         "gateway": optional(OneOf(shapes=(FLAG, REFERENCE))),
         "strip_prefix": FLAG,
         "model": optional(_MODEL),

@@ -3,6 +3,7 @@
 import posixpath
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 
 from remuda.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from remuda.spec.fields.kinds import Wrong
@@ -14,6 +15,11 @@ from remuda.spec.problems import Mark
 from remuda.spec.tree import ListNode, Node, ScalarNode
 
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
+_SENT_EVERY = timedelta(seconds=30)
+_NOT_MOUNTED = (
+    "IT IS NOT MOUNTED but copied in before the work, and what the work changes there is sent back every 30 s and at "
+    "its end, however that comes; what others write meanwhile is not seen, and nothing is deleted in the bucket"
+)
 _STORES = {"s3": "s3", "gcs": "gs"}  # whose buckets are named by a URL of ours
 
 
@@ -49,9 +55,8 @@ def read_mounts(table: Node, workdir: Workdir | None, keeper: Keeper) -> Mounts:
             continue
         inputs.append(Transfer(source=source, target=target))
         if written:
-            outputs.append(Transfer(source=target, target=source))
-            reason = "it is copied in before the work and back after it has ended well, not mounted; what must outlive "
-            keeper.note(key.mark, where, f"{reason}a preempted attempt belongs into a `checkpoint` of a Remuda file")
+            outputs.append(Transfer(source=target, target=source, every=_SENT_EVERY))
+            keeper.note(key.mark, where, _NOT_MOUNTED)
         elif not isinstance(value, ScalarNode) and _mode(value) != "COPY":
             keeper.note(key.mark, where, "it is copied before the work, not mounted")
     folders, workdir = _read_local(local, workdir, keeper)

@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Mapping
 
-from remuda.spec.peers.reading import child
+from remuda.spec.peers.reading import child, flag_at, items
 from remuda.spec.peers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
 from remuda.spec.peers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
 from remuda.spec.problems import Notes, nearest, shown
-from remuda.spec.tree import ListNode, MapNode, ScalarNode
+from remuda.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 _CLOUDS = (
     "aws azure gcp ibm lambda scp oci kubernetes runpod vast vsphere cudo fluidstack paperspace primeintellect do "
@@ -33,6 +33,8 @@ def read_memory(value: str) -> Amount | None:
     plus = value.endswith("+")
     rest = value.removesuffix("+")
     times = rest.endswith("x")
+    if times and plus:
+        return None
     rest = rest.removesuffix("x")
     match = re.fullmatch(r"(.*?)([kmgtpKMGTP])[bBiI]", rest)
     return _amount(match[1] if match else rest, "x" if times else "+" if plus else "", match[2] if match else "")
@@ -89,7 +91,7 @@ def _check_accelerator(value: str) -> str:
 
 def _check_infra(value: str) -> str:
     parts = value.strip().strip("/").split("/")
-    cloud = parts[0].strip().lower()
+    cloud = parts[0].lower()
     if value != value.strip() or value.startswith("/") or value.endswith("/") or not all(parts):
         return f"{shown(value)} has an empty part"
     if cloud in ("k8s", "kubernetes"):
@@ -119,15 +121,20 @@ def _check_local_disk(value: str) -> str:
     mode, colon, size = value.lower().strip().partition(":")
     if not colon and mode not in ("nvme", "ssd"):
         mode, size = "nvme", mode
-    fits = mode in ("nvme", "ssd") and (not (colon or size) or _amount(size.rstrip("+"), "", "") is not None)
+    fits = (
+        mode in ("nvme", "ssd")
+        and bool(value)
+        and (not (colon or size) or _amount(size.rstrip("+"), "", "") is not None)
+    )
     return "" if fits else f"cannot use {shown(value)}"
 
 
+INFRA = text("a place such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra)
 SIZE = OneOf(shapes=(text("a size such as 100GB", pattern=_SIZE_PATTERN), whole()))
 _DISK = OneOf(
     shapes=(
         text("a size such as 100GB", check=lambda value: "" if read_size(value) else f"cannot use {shown(value)}"),
-        whole(1),
+        whole(1, exact=True),
     )
 )
 _ACCELERATOR = text("an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", check=_check_accelerator)
@@ -145,8 +152,18 @@ _RECOVERY = Keys(
         "recover_on_exit_codes": OneOf(shapes=(_EXIT_CODE, Items(item=_EXIT_CODE, unique=True))),
     },
 )
+
+
+def _check_volume(table: MapNode, notes: Notes) -> None:
+    kind = child(table, "storage_type")
+    of_node = isinstance(kind, ScalarNode) and kind.text.lower() == "instance"
+    if not of_node and table.get("name") is None:
+        notes.add(table.mark, "a network volume needs a `name`", expected="`name`, or `storage_type: instance`")
+
+
 _VOLUME = Keys(
     other=Anything(),
+    rule=_check_volume,
     fields={
         "disk_size": SIZE,
         "disk_tier": TEXT,
@@ -178,7 +195,7 @@ _ONE: dict[str, Shape] = {
     "cloud": choice(CLOUDS),
     "region": TEXT,
     "zone": TEXT,
-    "infra": text("a place such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra),
+    "infra": INFRA,
     "cpus": OneOf(shapes=(_CPUS, number(0, above=True))),
     "memory": OneOf(shapes=(_MEMORY, number(0, above=True))),
     "instance_type": TEXT,
@@ -227,11 +244,15 @@ _ACCELERATORS = OneOf(
     )
 )
 _HINTS = {
+    **dict.fromkeys(
+        ("config", "envs", "file_mounts", "name", "num_nodes", "run", "secrets", "service", "setup", "workdir"),
+        "it belongs to the top of the file; is it indented too far?",
+    ),
     "spot_recovery": "it is called `job_recovery` now",
     "gpu": "write `accelerators`",
     "cpu": "write `cpus`",
     "image": "write `image_id: docker:IMAGE`",
-    "hooks": "write `config: {hooks: …}` at the top of the file",
+    **dict.fromkeys(("hooks", "termination_hook"), "write `config: {hooks: …}` at the top of the file"),
     "provider": "write `infra`",
 }
 
@@ -247,28 +268,60 @@ def _check_needs(table: MapNode, notes: Notes) -> None:
         elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
             notes.add(several.mark, "a list of accelerators has an order, which `any_of` has not")
     alternatives = [each for node in (any_of, ordered) if isinstance(node, ListNode) for each in node.items]
-    for alternative in alternatives or [table]:
-        _check_place(table, alternative if isinstance(alternative, MapNode) else table, notes)
-        _check_accelerator_place(table, alternative if isinstance(alternative, MapNode) else table, notes)
+    for each in alternatives or [table]:
+        alternative = each if isinstance(each, MapNode) else table
+        _check_place(table, alternative, notes)
+        _check_accelerator_place(table, alternative, notes)
+        _check_instance(table, alternative, notes)
+    priorities = [_find(table, each, "priority") for each in alternatives if isinstance(each, MapNode)]
+    known = [each for each in priorities if isinstance(each, ScalarNode)]
+    for each in known:
+        if each.value != known[0].value:
+            notes.add(
+                each.mark, f"the alternatives have the priorities {known[0].text} and {each.text}", expected="one"
+            )
 
 
 def _check_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:
-    infra = child(alternative, "infra") or child(table, "infra")
+    infra = _find(table, alternative, "infra")
     for key in ("cloud", "region", "zone"):
-        other = child(alternative, key) or child(table, key)
+        other = _find(table, alternative, key)
         if infra is not None and other is not None:
             hint = "write all of it into `infra`, as in aws/us-east-1"
             notes.add(other.mark, f"`{key}` and `infra` are both there", suggestion=hint)
 
 
 def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:
-    node = child(alternative, "accelerators") or child(table, "accelerators")
-    name = node.entries[0][0] if isinstance(node, MapNode) and node.entries else node
-    place = child(alternative, "infra") or child(table, "infra") or child(alternative, "cloud") or child(table, "cloud")
-    if isinstance(name, ScalarNode) and "tpu" in name.text.lower() and isinstance(place, ScalarNode):
-        cloud = place.text.split("/")[0].lower()
-        if cloud not in ("gcp", "kubernetes", "k8s", "*"):
+    cloud = _find_cloud(table, alternative)
+    for name in _list_tpus(table, alternative):
+        if cloud not in ("gcp", "kubernetes", "k8s", "*", ""):
             notes.add(name.mark, f"{name.text} is a TPU, which {cloud} does not have", expected="gcp or kubernetes")
+
+
+def _check_instance(table: MapNode, alternative: MapNode, notes: Notes) -> None:
+    node, options = (_find(table, alternative, key) for key in ("instance_type", "accelerator_args"))
+    is_vm = child(options, "tpu_vm") is None or flag_at(options, "tpu_vm")
+    tpus = [each.text.partition(":")[0] for each in _list_tpus(table, alternative)]
+    of_gcp = [name for name in tpus if not name.endswith(("slice", "device"))]  # GKE's names end so
+    if not isinstance(node, ScalarNode) or not of_gcp or _find_cloud(table, alternative) in ("kubernetes", "k8s"):
+        return
+    if is_vm and node.text != "TPU-VM":
+        notes.add(node.mark, "an `instance_type` stands beside a TPU, which is a machine of its own")
+
+
+def _find(table: MapNode, alternative: MapNode, key: str) -> Node | None:
+    return child(alternative, key) or child(table, key)
+
+
+def _find_cloud(table: MapNode, alternative: MapNode) -> str:
+    place = _find(table, alternative, "infra") or _find(table, alternative, "cloud")
+    return place.text.split("/")[0].lower() if isinstance(place, ScalarNode) else ""
+
+
+def _list_tpus(table: MapNode, alternative: MapNode) -> list[ScalarNode]:
+    node = _find(table, alternative, "accelerators")
+    names = [key for key, _ in node.entries] if isinstance(node, MapNode) else items(node) or (node,)
+    return [each for each in names if isinstance(each, ScalarNode) and "tpu" in each.text.lower()]
 
 
 def _length(node: object) -> int:

@@ -1,4 +1,4 @@
-"""SkyPilot's `resources` as ours: its alternatives become one wish, where they can be said as one."""
+"""SkyPilot's `resources` as ours: its alternatives become one wish where they can be said as one, else several."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from itertools import product
 
 from remuda.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy
 from remuda.domain.units import HourlyRate
-from remuda.spec.peers.accelerators import BARE_SIZES, find_needs
+from remuda.spec.peers.accelerators import BARE_SIZES, Found, find_needs
 from remuda.spec.peers.kept import Keeper
 from remuda.spec.peers.reading import as_text, child, entries, flag_at, int_at, items, mark_of, text_at
 from remuda.spec.peers.skypilot.needs import DEFAULT_DISK_GIB, read_cpus, read_memory, read_size, split_accelerator
@@ -48,14 +48,14 @@ def read_wish(node: Node | None, keeper: Keeper) -> Wish:
     """Translate a checked `resources` table."""
     if not isinstance(node, MapNode):
         return Wish()
-    alternatives = _list_alternatives(node, keeper)
-    wishes = [_read_one(each, keeper) for each in alternatives]
-    combined = _combine([wish.resources for wish in wishes])
+    alternatives = _list_alternatives(node)
+    spare = any(_is_known(each) for each in alternatives)
+    wishes = [_read_one(each, keeper, spare=spare) for each in alternatives]
+    ordered = len(wishes) > 1 and _has_order(node)
+    combined = None if ordered else _combine([wish.resources for wish in wishes])
     if combined is None:
-        combined = _join([wish.resources for wish in wishes])
-        reason = "the alternatives differ in more than accelerator, place and spot, or not in every combination"
-        key = "any_of" if child(node, "any_of") is not None else "ordered"
-        keeper.refuse(mark_of(node, key), f"resources.{key}", f"{reason}; keep one of them")
+        found = tuple(dict.fromkeys(wish.resources for wish in wishes))
+        combined = found[0] if len(found) < 2 else replace(found[0], any_of=found, ordered=ordered)
     first = wishes[0]
     if any(wish.image != first.image for wish in wishes):
         keeper.refuse(node.mark, "resources.image_id", "alternatives with images of their own cannot be said here")
@@ -64,16 +64,18 @@ def read_wish(node: Node | None, keeper: Keeper) -> Wish:
     return replace(first, resources=combined)
 
 
-def _list_alternatives(node: MapNode, keeper: Keeper) -> list[MapNode]:
+def _list_alternatives(node: MapNode) -> list[MapNode]:
     base = MapNode(mark=node.mark, entries=tuple(each for each in node.entries if each[0].text not in _CHOICES))
     for key in _CHOICES:
         choices = [each for each in items(child(node, key)) if isinstance(each, MapNode)]
-        if choices and key == "ordered" and len(choices) > 1:
-            reason = "Remuda takes the cheapest in the end of what will do; for any order write `any_of`"
-            keeper.refuse(mark_of(node, key), "resources.ordered", reason)
         if choices:
-            return [single for each in choices for single in _split(_overlay(base, each), keeper)]
-    return list(_split(base, keeper))
+            return [single for each in choices for single in _split(_overlay(base, each))]
+    return list(_split(base))
+
+
+def _has_order(node: MapNode) -> bool:
+    """A list of accelerators has one, as `ordered` has; a {set} has none."""
+    return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
 
 
 _CHOICES = ("any_of", "ordered")
@@ -88,7 +90,7 @@ def _overlay(base: MapNode, over: MapNode) -> MapNode:
     return MapNode(mark=over.mark, entries=tuple(table.values()))
 
 
-def _split(table: MapNode, keeper: Keeper) -> Iterator[MapNode]:
+def _split(table: MapNode) -> Iterator[MapNode]:
     """One table for each accelerator that will do."""
     node = child(table, "accelerators")
     mark = mark_of(table, "accelerators")
@@ -103,9 +105,6 @@ def _split(table: MapNode, keeper: Keeper) -> Iterator[MapNode]:
             names = [node.text]
         case _:
             names = [each.text for each in items(node) if isinstance(each, ScalarNode)]
-            if len(names) > 1:
-                reason = "a list has an order, and Remuda takes the cheapest in the end; for any order write {A, B}"
-                keeper.refuse(mark, "resources.accelerators", reason)
     rest = tuple(each for each in table.entries if each[0].text != "accelerators")
     if not names:
         yield MapNode(mark=table.mark, entries=rest)
@@ -115,7 +114,8 @@ def _split(table: MapNode, keeper: Keeper) -> Iterator[MapNode]:
         yield MapNode(mark=table.mark, entries=(*rest, (key, value)))
 
 
-def _read_one(table: MapNode, keeper: Keeper) -> Wish:
+def _read_one(table: MapNode, keeper: Keeper, *, spare: bool) -> Wish:
+    """One alternative. With `spare` there is one that can be had, so that a name nobody knows is only a note."""
     for key, _ in entries(table):
         if key.text in _NOTED:
             keeper.note(key.mark, f"resources.{key.text}", _NOTED[key.text])
@@ -126,7 +126,7 @@ def _read_one(table: MapNode, keeper: Keeper) -> Wish:
     cost = text_at(table, "max_hourly_cost")
     resources = Resources(
         instance=text_at(table, "instance_type"),
-        accelerators=_read_accelerators(table, keeper),
+        accelerators=_read_accelerators(table, keeper, spare=spare),
         cpus_min=cpus[0],
         cpus_max=cpus[1],
         memory_min_mib=memory[0],
@@ -171,9 +171,12 @@ def _read_amounts(table: MapNode, keeper: Keeper) -> tuple[_Bounds, tuple[int | 
     cpus = read_cpus(text_at(table, "cpus") or "")
     memory = read_memory(text_at(table, "memory") or "")
     if memory is not None and memory[1] == "x":
-        reason = "so many times the CPUs cannot be said here; write the memory as a number"
-        keeper.refuse(mark_of(table, "memory"), "resources.memory", reason)
-        memory = None
+        if cpus is not None and not cpus[1]:  # at least so many GiB for each CPU, of so many CPUs exactly
+            memory = memory[0] * cpus[0], "+"
+        else:
+            reason = "so many times the CPUs is known only where `cpus` is one number; write that, or the memory as one"
+            keeper.refuse(mark_of(table, "memory"), "resources.memory", reason)
+            memory = None
     many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])
     if memory is None:
         return many, (None, None)
@@ -192,26 +195,37 @@ def _read_disk(table: MapNode, keeper: Keeper) -> int | None:
     return None if size == DEFAULT_DISK_GIB else size
 
 
-def _read_accelerators(table: MapNode, keeper: Keeper) -> tuple[AcceleratorNeed, ...]:
-    text = text_at(table, "accelerators")
-    split = split_accelerator(text) if text else None
+def _read_accelerators(table: MapNode, keeper: Keeper, *, spare: bool) -> tuple[AcceleratorNeed, ...]:
+    text = text_at(table, "accelerators") or ""
+    split = split_accelerator(text)
     if split is None:
         return ()
-    name, size, count = split
     mark, key = mark_of(table, "accelerators"), "resources.accelerators"
-    if not count.is_integer():
+    if not split[2].is_integer():
         keeper.refuse(mark, key, f"a part of a device ({text}) cannot be had yet; Remuda gives whole ones")
-    # SkyPilot reads `80GB` as exactly so much; ours is the least that will do.
-    memory = "" if not size else f"{size[:-1]}.." if size.endswith("+") else f"{size}..{size}"
-    if not size and name.upper() in BARE_SIZES:
-        memory = f"{BARE_SIZES[name.upper()]}GB"
-    found = find_needs(name, str(math.ceil(count)), memory)
-    if found.problem:
+    found = _find(*split)
+    if found.problem and spare:
+        keeper.note(mark, key, f"{found.problem}. Only the other alternatives are looked for")
+    elif found.problem:
         keeper.refuse(mark, key, found.problem)
     if child(table, "accelerator_args") is not None and set(_names(child(table, "accelerator_args"))) != {"tpu_vm"}:
         where = mark_of(table, "accelerator_args")
         keeper.refuse(where, "resources.accelerator_args", "a TPU's runtime cannot be chosen yet")
     return found.needs
+
+
+def _find(name: str, size: str, count: float) -> Found:
+    # SkyPilot reads `80GB` as exactly so much; ours is the least that will do.
+    memory = "" if not size else f"{size[:-1]}.." if size.endswith("+") else f"{size}..{size}"
+    if not size and name.upper() in BARE_SIZES:
+        memory = f"{BARE_SIZES[name.upper()]}GB"
+    return find_needs(name, str(math.ceil(count)), memory)
+
+
+def _is_known(table: MapNode) -> bool:
+    """Whether an alternative asks for no accelerator, or for one that can be had somewhere."""
+    split = split_accelerator(text_at(table, "accelerators") or "")
+    return split is None or not _find(*split).problem
 
 
 def _names(node: Node | None) -> list[str]:
@@ -301,6 +315,12 @@ def _join(found: list[Resources]) -> Resources:
 
 
 def _is_one_place(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Whether a list of providers and one of regions say the same as these places; regions have names of their own."""
+    """Whether a list of providers and one of regions say the same as these places.
+
+    The regions of clouds have names of their own; contexts, pools and clusters are called as their owners like.
+    """
     providers, regions = [bool(names) for names, _ in places], [bool(names) for _, names in places]
+    owned = any(names[0] in ("kubernetes", "slurm", "ssh") for names, _ in places if names)
+    if owned and any(regions) and len({names for names, _ in places}) > 1:
+        return False
     return (all(providers) and all(regions)) or (all(providers) and not any(regions)) or not any(providers)

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from remuda.spec.peers.shapes import Anything, Items, Keys, OneOf, Scalar, Shape, is_null, optional
-from remuda.spec.peers.skypilot.needs import CLOUDS, NEEDS, SIZE
+from remuda.spec.peers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
+from remuda.spec.peers.skypilot.needs import CLOUDS, INFRA, NEEDS, SIZE
 from remuda.spec.peers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
 from remuda.spec.peers.yaml11 import to_value
 from remuda.spec.problems import Notes
@@ -77,7 +77,16 @@ STORAGE = Keys(
     },
     rule=_check_storage,
 )
-_MOUNTS = Keys(other=OneOf(shapes=(TEXT, STORAGE)))
+
+
+def _check_mounts(table: MapNode, notes: Notes) -> None:
+    for key, _ in table.entries:
+        if re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]", key.text):
+            hint = "the place on the node comes first, what is put there second"
+            notes.add(key.mark, f"nothing can be put at {key.text}", expected="a path", suggestion=hint)
+
+
+_MOUNTS = Keys(other=OneOf(shapes=(TEXT, STORAGE)), rule=_check_mounts)
 
 # service and pool
 
@@ -154,6 +163,9 @@ POOL = Keys(
 
 def _check_service(table: MapNode, notes: Notes) -> None:
     there = {key.text for key, value in table.entries if not is_null(value)}
+    probe = table.get("readiness_probe")
+    if probe is not None and is_null(probe):
+        notes.add(probe.mark, "there is nothing in `readiness_probe`", expected="a path that begins with /, or a table")
     for one, other in (("replicas", "replica_policy"), ("replicas", "workers"), ("pool", "replica_policy")):
         if {one, other} <= there:
             notes.add(table.mark, f"`{one}` and `{other}` are both there", suggestion="keep one of them")
@@ -192,6 +204,7 @@ _HOOK = Keys(
     required=("run",),
 )
 _FREE = Keys(other=Anything())
+_DOCKER = choice(("ALL", "BUILD"), any_case=False)
 _POD: dict[str, Shape] = {"pod_config": _FREE, "provision_timeout": whole(), "custom_metadata": _FREE}
 _IDENTITY = OneOf(shapes=(TEXT, _FREE, Items(item=_FREE)))
 CONFIG = Keys(
@@ -230,7 +243,9 @@ CONFIG = Keys(
                 ),
                 "remote_identity": OneOf(shapes=(TEXT, _TEXT_TABLE)),
                 "set_pod_resource_limits": OneOf(shapes=(FLAG, number(1))),
-                "enable_docker": OneOf(shapes=(FLAG, choice(("ALL", "BUILD"), any_case=False), _FREE)),
+                "enable_docker": OneOf(
+                    shapes=(FLAG, _DOCKER, Keys(fields={"mode": _DOCKER, "cache_volume": TEXT}, required=("mode",)))
+                ),
             },
         ),
         "ssh": Keys(fields=_POD),
@@ -248,7 +263,6 @@ CONFIG = Keys(
 
 # The whole file.
 
-_ANY_SCALAR = Scalar(words="a value", test=lambda node: "")
 _MANAGED = OneOf(shapes=(TEXT, Keys(other=Keys(fields={"mount_path": TEXT}), most=1)))
 _VOLUME_MOUNT = Keys(
     nulls=True,
@@ -273,6 +287,9 @@ def _check_secrets(table: MapNode, notes: Notes) -> None:
 
 
 def _check_task(table: MapNode, notes: Notes) -> None:
+    for key, value in table.entries:
+        if key.text in ("envs", "inputs", "outputs") and is_null(value):
+            notes.add(key.mark, f"there is nothing in `{key.text}`", suggestion="delete the line")
     service, pool = table.get("service"), table.get("pool")
     if service is not None and pool is not None and not is_null(service) and not is_null(pool):
         notes.add(pool.mark, "`service` and `pool` are both there", suggestion="keep one of them")
@@ -292,7 +309,7 @@ TASK_KEYS: Mapping[str, Shape] = {
     "name": TEXT,
     "workdir": OneOf(shapes=(TEXT, Keys(fields={"url": TEXT, "ref": TEXT}, required=("url",)))),
     "event_callback": TEXT,
-    "num_nodes": whole(1),
+    "num_nodes": whole(1, exact=True),
     "resources": NEEDS,
     "file_mounts": _MOUNTS,
     "service": SERVICE,
@@ -314,11 +331,11 @@ TASK_KEYS: Mapping[str, Shape] = {
     "_metadata": ANY_TABLE,
 }
 HINTS = {
+    **{key: "it belongs into `resources`; is it indented too little?" for key in NEEDS.fields if key not in TASK_KEYS},
     "spot_recovery": "it is called `job_recovery` now",
     "env": "write `envs`",
     "nodes": "write `num_nodes`",
     "gpus": "write `resources: {accelerators: …}`",
-    "accelerators": "write `resources: {accelerators: …}`",
     "experimental": "write `config`",
 }
 TASK = Keys(fields=TASK_KEYS, nulls=True, hints=HINTS, rule=_check_task)
@@ -331,6 +348,7 @@ GROUP_HEADER = Keys(
     fields={
         "name": _SAFE_NAME,
         "execution": choice(("parallel",), any_case=False),
+        "placement": choice(("SAME_INFRA",)),  # of the first releases, which is not read any more
         "primary_tasks": Items(item=TEXT),
         "termination_delay": OneOf(shapes=(*_DELAY.shapes, Keys(other=_DELAY))),
         "inter_connection": FLAG,
@@ -342,7 +360,7 @@ VOLUME = Keys(
     fields={
         "name": TEXT,
         "type": choice(("k8s-pvc", "k8s-hostpath", "runpod-network-volume"), any_case=False),
-        "infra": TEXT,
+        "infra": INFRA,
         "size": SIZE,
         "use_existing": FLAG,
         "config": Keys(

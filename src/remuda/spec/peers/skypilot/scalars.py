@@ -35,12 +35,14 @@ def choice(names: Iterable[str], *, any_case: bool = True) -> Scalar:
     return text(listed(known), check=check)
 
 
-def whole(low: int | None = None, high: int | None = None) -> Scalar:
-    """A whole number within bounds."""
+def whole(low: int | None = None, high: int | None = None, *, exact: bool = False) -> Scalar:
+    """A whole number within bounds; `exact`: not 2.0 either, which JSON Schema takes for one."""
 
     def test(node: ScalarNode) -> str:
         value = node.value
-        if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+        if isinstance(value, float) and value.is_integer() and not exact:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
             return f"{_described(node)} is not a whole number"
         return bounds(value, low, high)
 

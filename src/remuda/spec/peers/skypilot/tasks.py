@@ -1,7 +1,8 @@
 """SkyPilot's task files, pipelines, job groups and volumes, as our tasks and what is kept of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from remuda.domain.tasks import Task, Workdir
 from remuda.spec.peers.kept import Keeper, Translation
@@ -13,7 +14,7 @@ from remuda.spec.peers.skypilot.resources import read_wish
 from remuda.spec.peers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
 from remuda.spec.peers.yaml11 import to_value
 from remuda.spec.problems import Mark, Notes, slug
-from remuda.spec.tree import MapNode, Node, ScalarNode
+from remuda.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 KIND = "SkyPilot"
 _LATER = {
@@ -31,6 +32,10 @@ _NOTED = {
 }
 
 
+_FILLED = ("file_mounts", "service", "volumes", "workdir")
+_VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
+
+
 def translate(documents: Sequence[Node], notes: Notes) -> Translation:
     """What the documents of one file mean. Everything wrong is noted; the result then counts for nothing."""
     tables = [_unalias(each, notes) for each in documents if not is_null(each)]
@@ -43,6 +48,7 @@ def translate(documents: Sequence[Node], notes: Notes) -> Translation:
     parallel = header is not None and text_at(header, "execution") == "parallel"
     if header is not None:
         (GROUP_HEADER if parallel else SERIAL_HEADER).check(header, "", notes)
+    bodies = [_fill_in(each) for each in bodies]
     for body in bodies:
         TASK.check(body, "", notes)
     if parallel and header is not None and not len(notes):
@@ -78,6 +84,40 @@ def _unalias(node: Node, notes: Notes) -> Node:
         mark=node.mark,
         entries=tuple((key, known if key.text == "resources" else value) for key, value in node.entries),
     )
+
+
+def _fill_in(node: Node) -> Node:
+    """The document with its own variables put where SkyPilot puts them, before it looks at what is there."""
+    if not isinstance(node, MapNode):
+        return node
+    known = {
+        key.text: str(to_value(value))
+        for name in ("envs", "secrets")
+        for key, value in entries(child(node, name))
+        if isinstance(value, ScalarNode) and not is_null(value)
+    }
+    return MapNode(
+        mark=node.mark,
+        entries=tuple((key, _fill(value, known) if key.text in _FILLED else value) for key, value in node.entries),
+    )
+
+
+def _fill(node: Node, known: Mapping[str, str]) -> Node:
+    match node:
+        case MapNode():
+            filled = tuple((_fill_text(key, known), _fill(value, known)) for key, value in node.entries)
+            return MapNode(mark=node.mark, entries=filled)
+        case ListNode():
+            return ListNode(mark=node.mark, items=tuple(_fill(each, known) for each in node.items))
+        case ScalarNode():
+            return _fill_text(node, known)
+
+
+def _fill_text(node: ScalarNode, known: Mapping[str, str]) -> ScalarNode:
+    if not isinstance(node.value, str) or "$" not in node.value:
+        return node
+    text = _VARIABLE.sub(lambda match: known.get(match[1], match[0]), node.value)
+    return replace(node, text=text, value=text)
 
 
 def _translate_volume(table: Node, notes: Notes) -> Translation:
@@ -121,7 +161,7 @@ def _translate_task(table: Node, header: Node | None, number: int, keeper: Keepe
             keeper.refuse(key.mark, key.text, "it belongs to a job group")
     wish = read_wish(child(table, "resources"), keeper)
     env, secrets = _read_variables(table, keeper)
-    mounts = read_mounts(table, _read_workdir(table, env, keeper), keeper)
+    mounts = read_mounts(table, _read_workdir(table, keeper), keeper)
     run = text_at(table, "run")
     if not (run or "").strip():
         reason = "there is nothing to run, and a node that only waits for a login is not kept"
@@ -205,24 +245,19 @@ def _want_secret(name: str, key: str, mark: Mark, secrets: list[str], keeper: Ke
     secrets.append(name)
 
 
-def _read_workdir(table: Node, env: dict[str, str], keeper: Keeper) -> Workdir | None:
+def _read_workdir(table: Node, keeper: Keeper) -> Workdir | None:
     node, mark = child(table, "workdir"), mark_of(table, "workdir")
     if node is None:
         return None
-    url = _fill(text_at(node, "url") or "", env)
+    url = text_at(node, "url") or ""
     if url:
-        commit = _fill(text_at(node, "ref") or "", env).lower()
+        commit = (text_at(node, "ref") or "").lower()
         if re.fullmatch(r"[0-9a-f]{7,64}", commit):
             return Workdir(git=url, commit=commit)
         reason = "a branch or tag moves, and every attempt must run the same; name the commit as `ref`"
         keeper.refuse(mark, "workdir", reason)
         return Workdir(git=url)
-    path = _fill(as_text(node), env) if isinstance(node, ScalarNode) else "."
+    path = as_text(node) if isinstance(node, ScalarNode) else "."
     if path.startswith("~"):
         keeper.refuse(mark, "workdir", "~ is another folder for everyone; write the path relative to this file")
     return Workdir(path=path)
-
-
-def _fill(text: str, env: dict[str, str]) -> str:
-    """SkyPilot puts the file's own variables into its paths."""
-    return re.sub(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?", lambda match: env.get(match[1], match[0]), text)

@@ -1,0 +1,37 @@
+"""A training on EC2's stand-in, interrupted with the real notice of two minutes: `python benchmarks/ec2_notice.py`.
+
+Needs root, as the tests of EC2 do. The first offer has no capacity, the second is taken back, the third finishes; the
+weights are those of an undisturbed run, the bill is the sum of the lives, and nothing is left.
+"""
+
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.system.test_aws_jobs import be_interrupted, quick_ec2_at, user_of
+
+NOTICE = timedelta(minutes=2)
+
+
+def main() -> None:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rm-") as folder:
+        root = Path(folder)
+        with quick_ec2_at(root / "ec2") as ec2:
+            with user_of(ec2, root / "user") as user:
+                be_interrupted(ec2, user, root, NOTICE)
+            taken = next(life for life in ec2.cloud.history if life.taken_at is not None)
+            assert taken.taken_at is not None
+            assert taken.shut_at is not None
+            early = (taken.taken_at - taken.shut_at).total_seconds()
+            assert ec2.cloud.left() == {}
+    print(f"a notice of {NOTICE.total_seconds():.0f} s: the node was given back {early:.0f} s before EC2 would take it")
+    print(f"the whole story took {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

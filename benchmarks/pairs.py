@@ -1,0 +1,52 @@
+"""What Remuda adds to an engine's own way from a submission to the running program: alternating pairs, one table."""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from measure import table
+
+from remuda.client import Client
+
+WAIT_S = 60.0
+PROGRAM = "cat /proc/uptime"  # says when it began by the machine's own clock, in steps of 10 ms
+
+
+def make_parser(text: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=20)
+    return parser
+
+
+def now_s() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
+def remuda_s(client: Client, resources: str) -> float:
+    """From before the client's call to the program's first moment; returns when the job has ended."""
+    began = now_s()
+    name = client.submit(f"{{name: t, resources: {resources}, run: {PROGRAM}}}").name
+    for _ in client.follow("default", name):
+        pass
+    said = b"".join(client.logs("default", name)).decode()
+    return float(said.split()[0]) - began
+
+
+def compare(
+    what: str, plain: Callable[[int], float], ours: Callable[[int], float], calm: Callable[[], None], *, pairs: int
+) -> None:
+    """Measure by turns and print; the first pair warms up, since the agent is placed then, and does not count."""
+    engine, remuda = [], []
+    for number in range(pairs + 1):
+        one = plain(number)
+        calm()
+        other = ours(number)
+        calm()
+        if number:
+            engine.append(one)
+            remuda.append(other)
+    added = [b - a for a, b in zip(engine, remuda, strict=True)]
+    values = ((what, engine, ""), ("Remuda", remuda, ""), ("added by Remuda", added, "0.5"))
+    rows = [(name, statistics.median(v), min(v), max(v), bar) for name, v, bar in values]
+    table(f"submission to running program, s, {pairs} pairs", ("what", "median", "least", "most", "bar"), rows)

@@ -1,0 +1,94 @@
+"""What Remuda adds to Ray's own way from the submission to the running program: alternating pairs, one table.
+
+    python benchmarks/ray_jobs.py [--pairs 20]
+
+A real cluster is made on this machine (tests/system/ray_cluster.py says what that takes). Both sides run the same
+program, which says when it began by the machine's own clock (/proc/uptime, 10 ms). Counted is from before the request
+that makes the job (one POST to the dashboard, or the client's call to a server that runs) to that moment. The plain job
+is one entrypoint that asks for the same CPU and memory; Ray starts a supervisor for it, as for every job. A gang of
+Remuda's takes a driver and an actor more, which is how all of its nodes are reserved at once. The difference of a pair
+is Remuda's; the median of the differences is the figure.
+"""
+
+import json
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from measure import ROOT, fresh_home
+from pairs import PROGRAM, WAIT_S, compare, make_parser, now_s, remuda_s
+
+sys.path.insert(0, str(ROOT))
+
+from tests.system.ray_cluster import Cluster, shared_cluster
+
+from remuda.client import connect
+
+OVER = ("SUCCEEDED", "FAILED", "STOPPED")
+SETTINGS = """
+[server]
+tls_listen = '10.99.0.254:7443'
+[providers.local]
+enabled = false
+[providers.ray]
+addresses = 'lab={url}'
+"""
+
+
+def plain_s(cluster: Cluster, name: str) -> float:
+    job = {
+        "submission_id": name,
+        "entrypoint": PROGRAM,
+        "entrypoint_num_cpus": 1,
+        "entrypoint_memory": 512 * 1024**2,
+    }
+    request = urllib.request.Request(
+        f"{cluster.url}/api/jobs/",
+        data=json.dumps(job).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    began = now_s()
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=WAIT_S):
+        pass
+    wait(cluster)
+    said = next(line for line in cluster.log(name).splitlines() if line[:1].isdigit() and len(line.split()) == 2)
+    return float(said.split()[0]) - began
+
+
+def wait(cluster: Cluster) -> None:
+    """Until every job is over and nothing is reserved."""
+    give_up = time.monotonic() + WAIT_S
+    while cluster.groups() or any(job["status"] not in OVER for job in cluster.jobs()):
+        if time.monotonic() > give_up:
+            raise TimeoutError("jobs are left")
+        time.sleep(0.3)
+
+
+def calm(cluster: Cluster) -> None:
+    wait(cluster)
+    time.sleep(2)  # Ray starts workers anew for those that were used
+
+
+def main() -> None:
+    pairs = make_parser(__doc__).parse_args().pairs
+    try:
+        cluster = shared_cluster()
+    except pytest.skip.Exception as reason:
+        print(f"skipped: {reason}")
+        return
+    with cluster.lab.entered(), fresh_home() as env:
+        Path(env["REMUDA_CONFIG"]).write_text(SETTINGS.format(url=cluster.url))
+        with connect() as client:
+            compare(
+                "a job by Ray's API",
+                lambda number: plain_s(cluster, f"plain{number}"),
+                lambda _: remuda_s(client, "{cpu: 1, memory: 512MiB}"),
+                lambda: calm(cluster),
+                pairs=pairs,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""How fast the nodes of a gang reach each other: each rank sends to the next in a ring, all at once, for two seconds.
+
+Several TCP streams at a time, since one does not fill a fast link. Who shows that it knows the gang's key is a rank of
+the gang; nobody else is listened to. The receiving rank judges its link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Check, Work
+
+PORT_AFTER_MASTER = 2  # and the rank: ranks may share a machine
+STREAMS = 4
+SECONDS = 2.0
+MEET_S = 60.0  # for which a rank waits for its neighbours
+STALL_S = 10.0
+CHUNK = 1 << 18
+MARK = 32  # bytes of a nonce and of what shows the key
+
+
+class Slow(Exception):
+    """A link is slower than wanted, or there is none; the message has the figures."""
+
+
+def check_links(wanted: Check, work: Work, rank: int) -> str:
+    """What was measured. Raises Slow."""
+    before, after = (rank - 1) % work.nodes, (rank + 1) % work.nodes
+    end = time.monotonic() + MEET_S
+    key = work.gang_key.encode()
+    failures: list[str] = []
+    with socket.socket(_family(work.addresses[rank])) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("", _port(work, rank)))
+        server.listen(4 * STREAMS)
+        sender = threading.Thread(target=_send_all, args=(work, after, key, end, failures), daemon=True)
+        sender.start()
+        received, seconds = _receive_all(server, key, before, end)
+        sender.join(max(0.0, end - time.monotonic()) + SECONDS + STALL_S)
+    if failures:
+        raise Slow(failures[0])
+    mbps = received * 8 / 1e6 / seconds
+    told = f"{say_speed(mbps)} from rank {before} ({work.addresses[before]})"
+    if mbps < wanted.link_mbps:
+        raise Slow(f"{told}, at least {say_speed(wanted.link_mbps)} are wanted")
+    return told
+
+
+def say_speed(mbps: float) -> str:
+    return f"{mbps / 1000:.1f} Gbit/s" if mbps >= 1000 else f"{mbps:.0f} Mbit/s"
+
+
+def _port(work: Work, rank: int) -> int:
+    return work.master_port + PORT_AFTER_MASTER + rank
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _show(key: bytes, nonce: bytes) -> bytes:
+    return hmac.new(key, b"check" + nonce, hashlib.sha256).digest()
+
+
+def _send_all(work: Work, rank: int, key: bytes, end: float, failures: list[str]) -> None:
+    where = (work.addresses[rank], _port(work, rank))
+    lines = []
+    try:
+        for _ in range(STREAMS):
+            lines.append(_call(where, key, end))
+    except (OSError, ValueError) as error:
+        failures.append(f"rank {rank} cannot be reached at {where[0]}:{where[1]}: {error}")
+    senders = [threading.Thread(target=_send, args=(line,), daemon=True) for line in lines]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+
+
+def _call(where: tuple[str, int], key: bytes, end: float) -> socket.socket:
+    """A line to the rank, which has shown that it knows the key as we have. Raises OSError, ValueError."""
+    while True:
+        try:
+            line = socket.create_connection(where, max(0.1, min(5.0, end - time.monotonic())))
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+    line.settimeout(max(0.1, end - time.monotonic()))
+    line.sendall(_show(key, _read(line)))
+    if _read(line) != _show(key, b"rank"):
+        raise ValueError("who answers there is no rank of this gang")
+    line.settimeout(STALL_S)
+    return line
+
+
+def _send(line: socket.socket) -> None:
+    data = bytes(CHUNK)
+    until = time.monotonic() + SECONDS
+    with line, suppress(OSError):  # the receiver tells of a line that breaks
+        while time.monotonic() < until:
+            line.sendall(data)
+
+
+def _receive_all(server: socket.socket, key: bytes, rank: int, end: float) -> tuple[int, float]:
+    """Bytes that came over all lines together, and in how long. Raises Slow."""
+    lines: list[socket.socket] = []
+    while len(lines) < STREAMS:
+        server.settimeout(max(0.01, end - time.monotonic()))
+        try:
+            line, _ = server.accept()
+        except OSError:
+            raise Slow(f"rank {rank} did not call within {MEET_S:.0f} s") from None
+        with suppress(OSError, ValueError):
+            if _greet(line, key):
+                lines.append(line)
+                continue
+        line.close()
+    counts = [0] * STREAMS
+    began = time.monotonic()
+    readers = [threading.Thread(target=_count, args=(line, counts, at), daemon=True) for at, line in enumerate(lines)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    return sum(counts), max(0.001, time.monotonic() - began)
+
+
+def _greet(line: socket.socket, key: bytes) -> bool:
+    line.settimeout(STALL_S)
+    nonce = os.urandom(MARK)
+    line.sendall(nonce)
+    if not hmac.compare_digest(_read(line), _show(key, nonce)):
+        return False
+    line.sendall(_show(key, b"rank"))
+    return True
+
+
+def _read(line: socket.socket) -> bytes:
+    found = b""
+    while len(found) < MARK:
+        more = line.recv(MARK - len(found))
+        if not more:
+            raise ValueError("the line ended")
+        found += more
+    return found
+
+
+def _count(line: socket.socket, counts: list[int], at: int) -> None:
+    buffer = bytearray(CHUNK)
+    with line, suppress(OSError):
+        while True:
+            size = line.recv_into(buffer)
+            if not size:
+                return
+            counts[at] += size

@@ -1,0 +1,63 @@
+"""The whole check of one rank's node, in a process of its own: a sick driver can hang for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from ..notices.faults import read_kernel
+from .gpus import Broken, check_gpus
+from .links import Slow, check_links
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Check, Config, Work
+
+LIMIT_S = 180.0  # for all of it
+LATELY_S = 600.0  # the kernel's log is read back so far
+# How the reasons begin; the control plane knows failures by them.
+GPU_FAULT = "GPU fault"
+SLOW_LINK = "slow link"
+
+
+def check_node(config: Config, work: Work, env: dict[str, str], channel: int) -> int:
+    """Tell what was measured as lines `check TEXT` on `channel`, and at the end the result as JSON."""
+    os.environ.update(env)  # which GPUs are the work's
+    reason = ""
+    try:
+        # Links first: no rank waits for one whose GPU has failed.
+        if work.nodes > 1:
+            _tell(channel, check_links(_wanted(work), work, config.rank))
+        _check_gpus(config, work, channel)
+    except Broken as error:
+        reason = f"{GPU_FAULT}: {error}"
+    except Slow as error:
+        reason = f"{SLOW_LINK}: {error}"
+    except OSError as error:
+        reason = f"the check of the node could not be made: {error}"
+    result = {"outcome": "node" if reason else "", "exit_code": None, "reason": reason}
+    os.write(channel, (json.dumps(result) + "\n").encode())
+    return 1 if reason else 0
+
+
+def _check_gpus(config: Config, work: Work, channel: int) -> None:
+    if not work.accelerators_per_node:
+        return
+    if config.vendor not in ("", "nvidia"):
+        _tell(channel, f"GPUs of {config.vendor} cannot be checked; only NVIDIA's can")
+        return
+    fault = read_kernel(time.monotonic() - LATELY_S)
+    if fault:
+        raise Broken(f"the kernel told of {fault} lately")
+    for line in check_gpus(_wanted(work), work.accelerators_per_node):
+        _tell(channel, line)
+
+
+def _wanted(work: Work) -> Check:
+    assert work.check is not None
+    return work.check
+
+
+def _tell(channel: int, text: str) -> None:
+    os.write(channel, f"check {text}\n".encode())

@@ -1,0 +1,135 @@
+"""Sweeps the cache of one machine, which its agents share: what nobody has used for long goes, and where it is too
+large what was used longest ago. Whoever uses a part of it sets the part's time; what is used now is never old.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from .trees import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Part = tuple[float, int, str]  # time of the last use, bytes, path
+
+DAY_S = 86400.0
+EVERY_S = DAY_S
+AGE_S = 14 * DAY_S  # unused for so long: it goes
+YOUNG_S = DAY_S  # used since: it stays, however large the cache is
+TOUCH_S = 3600.0  # between two marks of what running work uses
+SHARE = 0.25  # of its file system that the cache may fill
+
+
+def is_due(cache: str) -> bool:
+    """Whether the last sweep is long ago; a cache that began today needs none."""
+    mark = cache + "/swept"
+    try:
+        return time.time() - os.stat(mark).st_mtime >= EVERY_S
+    except FileNotFoundError:
+        os.makedirs(cache, mode=0o700, exist_ok=True)
+        touch(mark, make=True)
+        return False
+
+
+def touch(path: str, *, make: bool = False) -> bool:
+    """Say that this is used now; whether it is there."""
+    try:
+        if make:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.utime(path)
+    except OSError:  # not there; or another user's, who sees to its time; or a disk that takes no marks now
+        return os.path.exists(path)
+    return True
+
+
+def sweep(cache: str, *, limit: float | None = None) -> int:
+    """Remove what is old, then the oldest above `limit` bytes (by default a share of the file system); always 0."""
+    os.nice(19)
+    touch(cache + "/swept", make=True)
+    room = os.statvfs(cache)
+    most = SHARE * room.f_blocks * room.f_frsize if limit is None else limit
+    parts = sorted([*_list_files(cache + "/blobs"), *_list_files(cache + "/sif"), *_list_setups(cache + "/setups")])
+    total, now = sum(size for _, size, _ in parts), time.time()
+    for used, size, path in parts:
+        idle = now - used
+        if idle < YOUNG_S or (idle < AGE_S and total <= most):
+            break  # and so it is with all that follow, which were used later
+        if _remove(path, used):
+            total -= size
+    return 0
+
+
+def _list_files(folder: str) -> list[Part]:
+    found = []
+    for entry in _scan(folder):
+        try:
+            seen = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        found.append((seen.st_mtime, seen.st_size, entry.path))
+    return found
+
+
+def _list_setups(folder: str) -> list[Part]:
+    """Those too that were never finished: while one is being made its lock is held."""
+    found = []
+    for entry in _scan(folder):
+        mark = entry.path + "/finished"
+        try:
+            used = os.stat(mark if os.path.exists(mark) else entry.path).st_mtime
+        except OSError:
+            continue
+        found.append((used, _measure(entry.path), entry.path))
+    return found
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _measure(folder: str) -> int:
+    """Bytes on the disk of everything below."""
+    size, todo = 0, [folder]
+    while todo:
+        for entry in _scan(todo.pop()):
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                else:
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+            except OSError:
+                continue
+    return size
+
+
+def _remove(path: str, used: float) -> bool:
+    """Unless it was used since, for measuring takes long; a setup only while no agent makes or copies it.
+
+    A setup's lock stays, for those who may wait for it.
+    """
+    try:
+        if not os.path.isdir(path):
+            if os.lstat(path).st_mtime > used:
+                return False
+            os.unlink(path)
+            return True
+        lock = os.open(path + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mark = path + "/finished"
+            if os.path.exists(mark) and os.stat(mark).st_mtime > used:
+                return False
+            remove_tree(mark)  # first: what is left of it counts no more
+            remove_tree(path + "/tree")
+            remove_tree(path + "/dir")
+        finally:
+            os.close(lock)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""What Slurm's and PBS's places under test have in common: gangs in a shared folder, a stand-in for the agent."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from tests.contract.stand_in import pack_stand_in
+
+from remuda.domain.tasks import Scalar
+from remuda.providers.base import GangState, Provider, ProviderContext
+
+P = TypeVar("P", bound=Provider)
+
+
+class BatchPlace(Generic[P]):
+    """A batch system; `later` shifts the providers' clock."""
+
+    def __init__(self, folder: Path, settings: dict[str, Scalar]) -> None:
+        self.folder = folder
+        self.later = timedelta(0)
+        self.providers: list[P] = []
+        self.settings = settings
+
+    def context(self, installation: str) -> ProviderContext:
+        """What a provider of that installation is made of."""
+        return ProviderContext(
+            installation=installation,
+            home=self.folder,
+            settings={"folder": str(self.folder / "shared"), **self.settings},
+            agent_archive=pack_stand_in,
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(60):
+            while not await self._settled():
+                await asyncio.sleep(0.05)
+
+    async def _settled(self) -> bool:
+        for provider in self.providers:
+            for gang in await provider.gangs():
+                folder = self.gang_folder(gang.name)
+                up = gang.nodes and all((folder / str(node.rank) / "lock").exists() for node in gang.nodes)
+                if gang.state is not GangState.ENDED and (not up or (folder / "removing").exists()):
+                    return False
+        return True
+
+    def gang_folder(self, name: str) -> Path:
+        found = list(self.folder.glob(f"shared/*/gangs/{name}"))
+        return found[0] if found else self.folder / "none"
+
+    async def end(self, gang: str) -> None:
+        for rank in self.gang_folder(gang).iterdir():
+            if rank.is_dir() and rank.name.isdigit():
+                (rank / "finish").touch()
+        async with asyncio.timeout(60):
+            for provider in self.providers:
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.05)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length

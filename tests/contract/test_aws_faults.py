@@ -1,0 +1,359 @@
+"""What EC2 answers on bad days: each fault under its own name, lists of many pages, what does not show yet, and quotas
+that cannot be read."""
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.contract import test_aws_requests as requests
+from tests.contract.test_aws_requests import BASE, REGION, Desk, play
+from tests.ec2.rules import Reserved
+from tests.ec2.server import served
+
+from remuda.agent.config import Fields, Notice
+from remuda.agent.notices.poll import find_events, seconds_left
+from remuda.domain.offers import Purchase
+from remuda.domain.tasks import NetworkNeed, Volume, VolumeKind
+from remuda.providers.aws import market
+from remuda.providers.aws.account import Account, Json, in_thread
+from remuda.providers.aws.launch import make_token
+from remuda.providers.aws.manifest import NOTICES
+from remuda.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
+from remuda.providers.notices import make_notice_fields
+
+account, desk = requests.account, requests.desk
+DATA = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "told"),
+    [
+        ("InsufficientVolumeCapacity: none is free", NoCapacity, "none is free"),
+        ("VolumeTypeNotAvailableInZone: no gp3", NoCapacity, "no gp3"),
+        ("InvalidZone.NotFound: no such zone", NoCapacity, "no such zone"),
+        ("VolumeLimitExceeded: too much", Refused, "Service Quotas"),
+        ("UnauthorizedOperation: no", Refused, "check aws --policy"),
+        ("IdempotentParameterMismatch: another size", Refused, "another size"),
+        ("throttle", TryAgain, "RequestLimitExceeded: [^;]*$"),
+    ],
+)
+def test_a_volume_that_cannot_be_made_is_told_as_that(
+    desk: Callable[..., Desk], fault: str, error: type[ProviderError], told: str
+) -> None:
+    here = desk()
+    here.cloud.rules.fault = lambda service, action: fault if action == "CreateVolume" else None
+
+    async def story() -> None:
+        gang = await here.gang("g4dn.xlarge", volumes=(DATA,))
+        with pytest.raises(error, match=rf"^CreateVolume of data, 8 GiB of gp3 in us-east-1\w: .*{told}"):
+            await here.provider.launch(gang)
+        assert here.cloud.history == []
+        here.cloud.rules.fault = None
+        await here.clear()
+
+    play(story)
+
+
+def test_who_has_no_credentials_is_told_where_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    async def story() -> None:
+        with pytest.raises(Refused, match="Unable to locate credentials; set AWS_PROFILE"):
+            await Account({"endpoint": "http://127.0.0.1:9"}).ask(REGION, "sts", "get_caller_identity")
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [
+        ("RunInstances", "InvalidGroup.NotFound"),
+        ("RunInstances", "InvalidPlacementGroup.Unknown"),
+        ("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
+        ("AuthorizeSecurityGroupEgress", "InvalidGroup.NotFound"),
+    ],
+)
+def test_what_was_just_made_and_does_not_show_yet_is_waited_for(
+    desk: Callable[..., Desk], action: str, code: str
+) -> None:
+    here, left = desk(), [1]
+
+    def fault(service: str, asked: str) -> str | None:
+        if asked == action and left[0]:
+            left[0] -= 1
+            return f"{code}: The thing 'x' does not exist"
+        return None
+
+    async def story() -> None:
+        gang = await here.gang("p4d.24xlarge", nodes=2)
+        here.cloud.rules.fault = fault
+        with pytest.raises(TryAgain, match="show yet"):
+            await here.provider.launch(gang)
+        await here.provider.launch(gang)
+        assert len(here.cloud.history) == 2
+        assert here.cloud.groups.made == 1
+        await here.clear()
+
+    play(story)
+
+
+def test_a_group_that_the_user_names_and_is_not_there_is_refused(desk: Callable[..., Desk]) -> None:
+    here = desk(security_groups="sg-00000000000000000")
+
+    async def story() -> None:
+        with pytest.raises(Refused, match="sg-00000000000000000"):
+            await here.provider.launch(await here.gang("t3.medium"))
+        await here.clear()
+
+    play(story)
+
+
+def test_quotas_that_cannot_be_read_again_stay_as_they_were(desk: Callable[..., Desk]) -> None:
+    here = desk()
+    rules = here.cloud.rules
+    rules.vcpu_quota["P", "on-demand"] = 0
+
+    async def offered() -> set[str]:
+        return {each.instance_type for each in await here.provider.offers() if each.purchase is Purchase.ON_DEMAND}
+
+    async def story() -> None:
+        assert "p4d.24xlarge" not in await offered()
+        assert here.provider.silent() == []
+        rules.fault = lambda service, action: "throttle" if action == "ListServiceQuotas" else None
+        here.cloud.hours.jump(timedelta(minutes=25))
+        assert "p4d.24xlarge" not in await offered()
+        (stale,) = here.provider.silent()
+        assert f"{REGION}: the quotas are 25 minutes old: ListServiceQuotas" in stale
+        facts = dict(await here.provider.introduce())
+        assert facts[f"Running On-Demand P instances in {REGION}"] == "0 vCPUs"
+        assert "cannot be read" in facts[f"quotas in {REGION}"]
+        rules.fault, rules.vcpu_quota["P", "on-demand"] = None, 96
+        here.cloud.hours.jump(timedelta(minutes=2))  # it asks again sooner than it would
+        assert "p4d.24xlarge" in await offered()
+        assert here.provider.silent() == []
+
+    play(story)
+
+
+def test_a_region_that_hangs_hides_no_other(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is asked no second time while the first question is open."""
+    here = desk()
+    monkeypatch.setattr(market, "_PATIENCE_S", 0.05)
+    call, hung = Account.call, list[str]()
+
+    async def regions(_: Account) -> tuple[str, ...]:
+        return REGION, "eu-west-1"
+
+    async def hang(self: Account, region: str, service: str, operation: str, **arguments: object) -> Json:
+        if region == "eu-west-1":
+            hung.append(operation)
+            await asyncio.Event().wait()
+        return await call(self, region, service, operation, **arguments)
+
+    monkeypatch.setattr(Account, "call", hang)
+    monkeypatch.setattr(Account, "regions", regions)
+
+    async def story() -> None:
+        async with asyncio.timeout(60):
+            facts = await here.provider.introduce()
+        assert ("silent", "eu-west-1: no answer from eu-west-1 within 0 s") in facts
+        assert {offer.region for offer in await here.provider.offers()} == {REGION}
+        assert len(hung) == 1
+        await here.provider.close()
+
+    play(story)
+
+
+def test_spot_prices_that_cannot_be_read_leave_nothing_undone(desk: Callable[..., Desk]) -> None:
+    """Reservations are read after them, and what is known of types is enough for a launch."""
+    here = desk(reservations="cr-0123456789abcdef0")
+    held = Reserved(id="cr-0123456789abcdef0", type="p5.48xlarge", zone=here.cloud.rules.zones[REGION][1], total=2)
+    here.cloud.rules.reserved.append(held)
+    here.cloud.rules.fault = lambda service, action: "throttle" if action == "DescribeSpotPriceHistory" else None
+
+    async def story() -> None:
+        assert [each.capacity for each in await here.provider.offers() if held.id in each.source] == [2]
+        (silent,) = here.provider.silent()
+        assert "DescribeSpotPriceHistory" in silent
+        await here.provider.launch(await here.gang("t3.medium"))
+        assert dict(await here.provider.introduce())[f"Running On-Demand P instances in {REGION}"]
+        await here.clear()
+
+    play(story)
+
+
+def test_lists_of_many_pages_are_read_to_their_end(desk: Callable[..., Desk]) -> None:
+    whole, paged = desk(), desk()
+
+    async def told(here: Desk) -> tuple[set[str], set[str]]:
+        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
+        for name in ("rm-b-1", "rm-c-1"):
+            await here.provider.launch(
+                await here.gang("g4dn.xlarge", name=name, volumes=(DATA,) if "b" in name else ())
+            )
+        await here.pass_time()
+        seen = {each.name for each in await here.provider.gangs() if each.state is GangState.RUNNING}
+        places = {name for each in await here.provider.volumes() for name in each.names if name == "data"}
+        facts = await here.provider.introduce()
+        await here.clear_but_volumes()
+        return {each.key for each in await here.provider.offers()}, seen | places | {name for name, _ in facts}
+
+    async def story() -> None:
+        account_of = paged._account.front
+        paged.cloud.rules.page = 1
+        account_of.cloud = whole.cloud
+        expected = await told(whole)
+        account_of.cloud = paged.cloud
+        assert await told(paged) == expected
+        asked = [action for action, params in paged.cloud.requests if "NextToken" in params]
+        assert {"DescribeInstances", "DescribeInstanceTypes", "DescribeSpotPriceHistory"} <= set(asked)
+        assert "DescribeInstanceTypeOfferings" in asked
+
+    play(story)
+
+
+def test_a_list_that_does_not_end_is_refused(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = desk()
+    monkeypatch.setattr("remuda.providers.aws.account._MOST_PAGES", 3)
+    here.cloud.rules.page = 1
+
+    async def story() -> None:
+        with pytest.raises(Refused, match="does not end"):
+            await here.provider.offers()
+
+    play(story)
+
+
+def test_calls_that_hang_do_not_hold_the_loop() -> None:
+    """boto3 blocks; its calls have threads of their own, so that many that hang leave the rest of the server its."""
+
+    async def story() -> None:
+        gate = threading.Event()
+        hung = [asyncio.create_task(in_thread(gate.wait)) for _ in range(64)]
+        try:
+            async with asyncio.timeout(5):
+                assert await asyncio.to_thread(lambda: "others go on") == "others go on"
+        finally:
+            gate.set()
+            await asyncio.gather(*hung)
+
+    asyncio.run(story())
+
+
+def test_a_node_is_never_asked_for_where_its_type_is_not(desk: Callable[..., Desk]) -> None:
+    """On-demand offers are of the whole region: volumes and subnets bind them to zones, and the type to its own."""
+    here = desk()
+    zones, backend = here.cloud.rules.zones[REGION], here.cloud.backend(REGION)
+    here.cloud.rules.missing |= {("g4dn.xlarge", zone) for zone in zones if zone != zones[2]}
+    here.cloud.disks.make(REGION, {"AvailabilityZone": zones[0], "Size": "8"}, {"Name": "far"})
+    here.cloud.hours.jump(timedelta(seconds=5))
+    vpc = backend.create_vpc("10.78.0.0/16")
+    wide = backend.create_subnet(vpc.id, "10.78.0.0/20", availability_zone=zones[0])
+    narrow = backend.create_subnet(vpc.id, "10.78.64.0/26", availability_zone=zones[2])
+
+    async def story() -> None:
+        far = replace(DATA, source="far", size_gib=None)
+        with pytest.raises(NoCapacity, match=f"EC2 has no g4dn.xlarge in {zones[0]}, only in {zones[2]}"):
+            await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-b-1", volumes=(far,)))
+        with pytest.raises(NoCapacity, match=f"the subnet {wide.id} is not in {zones[2]}"):
+            await here.provider.launch(
+                await here.gang("g4dn.xlarge", name="rm-c-1", network=NetworkNeed(subnet=wide.id))
+            )
+        await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-d-1", network=NetworkNeed(vpc=vpc.id)))
+        assert here.launch()["SubnetId"] == narrow.id
+        await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-e-1", volumes=(DATA,)))
+        assert here.launch()["Placement.AvailabilityZone"] == zones[2]
+        assert here.cloud.disks.ever[-1].zone == zones[2]
+        assert [action for action, _ in here.cloud.requests].count("RunInstances") == 2
+        await here.clear_but_volumes()
+
+    try:
+        play(story)
+    finally:
+        backend.delete_subnet(wide.id)
+        backend.delete_subnet(narrow.id)
+        backend.delete_vpc(vpc.id)
+
+
+def test_a_request_is_named_after_its_gang_and_installation() -> None:
+    """EC2 grants what bears one name once, to whoever asks: 64 characters at most."""
+    names = {make_token(mark, gang) for mark in ("ours", "theirs") for gang in ("rm-a-1", "rm-a-2")}
+    assert len(names) == 4
+    assert make_token("ours", "rm-a-1") in names
+    assert all(len(name) <= 64 for name in names)
+
+
+def test_an_account_without_a_default_vpc_is_told_to_name_one(desk: Callable[..., Desk]) -> None:
+    here = desk()
+    fault = "VPCIdNotSpecified: No default VPC for this user"
+    here.cloud.rules.fault = lambda service, action: fault if action == "CreateSecurityGroup" else None
+
+    async def story() -> None:
+        with pytest.raises(Refused, match="no default VPC; name one"):
+            await here.provider.launch(await here.gang("t3.medium"))
+        here.cloud.rules.fault = None
+        await here.clear()
+
+    play(story)
+
+
+def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
+    desk: Callable[..., Desk], account: requests.Direct
+) -> None:
+    """By the SDK, with pauses in its thread; what changes something is asked once: the control plane looks first."""
+    here, asked = desk(), Counter[str]()
+
+    def fault(service: str, action: str) -> str | None:
+        asked[action] += 1
+        return "throttle" if asked[action] <= 2 else None
+
+    async def story(endpoint: str) -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        real = Account({**BASE, "endpoint": endpoint})
+        beside = asyncio.create_task(tick())
+        await asyncio.sleep(0)
+        assert await real.pages(REGION, "ec2", "describe_volumes", "Volumes") == []
+        assert (asked["DescribeVolumes"], ticks > 10) == (3, True)
+        beside.cancel()
+        with pytest.raises(TryAgain, match="RequestLimitExceeded"):
+            await real.ask(REGION, "ec2", "delete_volume", VolumeId="vol-1")
+        assert asked["DeleteVolume"] == 1
+
+    here.cloud.rules.fault = fault
+    with served(account.front) as endpoint:
+        asyncio.run(story(endpoint))
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ({"action": "terminate", "time": "2030-01-01T00:01:40Z"}, 100),
+        ({"action": "stop", "time": "2030-01-01T00:01:40Z"}, 100),
+        ({"action": "hibernate", "time": "2030-01-01T00:00:00Z"}, 0),
+        ({"action": "terminate"}, 120),
+        ({"action": "something new", "time": "2030-01-01T00:01:40Z"}, None),
+    ],
+)
+def test_what_the_metadata_service_announces(told: Mapping[str, str], seconds: float | None) -> None:
+    """Also what Remuda never asks for: another's setting of the account may stop or hibernate instead."""
+    notice = Notice(Fields(make_notice_fields(NOTICES)[0], "notices[0]"))
+    events = find_events(notice, json.dumps(told).encode(), None)
+    assert len(events) == (seconds is not None)
+    for event in events:
+        assert seconds_left(notice, event, "Tue, 01 Jan 2030 00:00:00 GMT") == seconds

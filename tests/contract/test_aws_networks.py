@@ -1,0 +1,265 @@
+"""A gang's network on EC2: every combination of what `network:` names, ways to the server, adapters on their cards."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+from tests.contract import test_aws_requests as requests
+from tests.contract.test_aws_requests import REGION, Desk, interfaces, play
+from tests.contract.test_provider_aws import make_outside
+
+from remuda.domain.tasks import NetworkNeed
+from remuda.providers.aws.network import Networks
+from remuda.providers.base import NoCapacity, Outside, Refused
+
+account, desk = requests.account, requests.desk
+KIND = "t3.medium"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """A VPC of the user's, and what is in it."""
+
+    here: Desk
+    backend: Any
+    vpc: str
+    subnet: str
+    group: str
+    table: str
+    gateway: str
+
+
+@pytest.fixture
+def own(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
+    """The server is on the internet; the VPC has a gateway there, and no route to it yet."""
+    monkeypatch.setattr(requests, "make_outside", lambda: _outside("https://1.1.1.1:7443"))
+    here = desk(instances="t3.medium, p4d.24xlarge, p6-b300.48xlarge")
+    backend = here.cloud.backend(REGION)
+    vpc = backend.create_vpc("10.79.0.0/16")
+    subnet = backend.create_subnet(vpc.id, "10.79.1.0/24", availability_zone=here.cloud.rules.zones[REGION][2])
+    group = here.cloud.groups.make(REGION, {"GroupName": "mine", "VpcId": vpc.id}, {})
+    gateway = backend.create_internet_gateway()
+    backend.attach_internet_gateway(gateway.id, vpc.id)
+    (table,) = backend.describe_route_tables(filters={"vpc-id": [vpc.id]})
+    backend.create_key_pair("me", "rsa", {})
+    yield Own(
+        here=here, backend=backend, vpc=vpc.id, subnet=subnet.id, group=group.id, table=table.id, gateway=gateway.id
+    )
+    backend.delete_key_pair("me")
+    backend.detach_internet_gateway(gateway.id, vpc.id)
+    backend.delete_internet_gateway(gateway.id)
+    backend.delete_subnet(subnet.id)
+    backend.delete_vpc(vpc.id)
+
+
+def _outside(address: str) -> Outside:
+    return replace(make_outside(), address=address)
+
+
+async def clear(own: Own) -> None:
+    for seen in await own.here.provider.gangs():
+        await own.here.provider.remove(seen.name)
+    for _ in range(3):
+        await own.here.pass_time()
+    assert own.here.cloud.left() == {"security groups": ["mine"], "key pairs": ["me"]}
+
+
+def test_every_combination_of_an_own_network(own: Own) -> None:
+    """Where, groups, key and public address: each alone and all together; what is not named is made or left to EC2."""
+    here = own.here
+    own.backend.create_route(own.table, "0.0.0.0/0", gateway_id=own.gateway)
+    default = here.cloud.vpcs(REGION)[0]
+    theirs = here.cloud.groups.make(REGION, {"GroupName": "mine too", "VpcId": default}, {}).id
+
+    async def story() -> None:
+        for number, (where, grouped, key, public) in enumerate(
+            product(("", "vpc", "subnet"), (False, True), (None, "me"), (None, True, False))
+        ):
+            vpc = own.vpc if where else default
+            need = NetworkNeed(
+                vpc=own.vpc if where == "vpc" else None, subnet=own.subnet if where == "subnet" else None,
+                security_groups=((own.group if where else theirs),) if grouped else (), key=key, public_ip=public,
+            )  # fmt: skip
+            gang = await here.gang(KIND, name=f"rm-{number}-1", network=need)
+            if where and public is not True:  # the subnet gives no public address by itself
+                with pytest.raises(Refused, match="serves public addresses alone"):
+                    await here.provider.launch(gang)
+                continue
+            await here.provider.launch(gang)
+            params, life = here.launch(), here.cloud.history[-1]
+            assert params.get("KeyName") == key
+            (group,) = life.groups
+            assert here.cloud.groups.get(group).vpc == vpc
+            assert (group in (own.group, theirs)) == grouped
+            (card,) = interfaces(params) or [params]
+            told = card.get("AssociatePublicIpAddress")
+            assert told == (None if public is None else str(public).lower())
+            assert (card.get("SubnetId") == own.subnet) == bool(where)
+        here.cloud.groups.known.pop(theirs)
+        await clear(own)
+
+    with pytest.MonkeyPatch.context() as patch:  # moto's default VPC has no gateway, as every real one has
+        patch.setattr("remuda.providers.aws.network.Networks.check_way", _unless_default(own.vpc))
+        play(story)
+
+
+def _unless_default(vpc: str) -> Any:
+    real = Networks.check_way
+
+    async def check(self: Networks, region: str, subnet: Any, server: str, *, public: bool) -> None:
+        if subnet["VpcId"] == vpc:
+            await real(self, region, subnet, server, public=public)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("need", "told"),
+    [
+        (NetworkNeed(subnet="subnet-0"), "there is no subnet subnet-0"),
+        (NetworkNeed(vpc="vpc-0"), "the VPC vpc-0 has no subnet"),
+        (NetworkNeed(security_groups=("sg-0",)), "InvalidGroup.NotFound.*sg-0"),
+        (NetworkNeed(key="nobody"), "InvalidKeyPair.NotFound.*nobody"),
+        (NetworkNeed(security_groups=("OWN",)), "belong to different networks"),
+    ],
+)
+def test_what_is_named_wrongly_is_refused_and_leaves_nothing(own: Own, need: NetworkNeed, told: str) -> None:
+    if need.security_groups == ("OWN",):  # of a VPC, while nodes are in the default one
+        need = NetworkNeed(security_groups=(own.group,))
+
+    async def story() -> None:
+        gang = await own.here.gang(KIND, network=need)
+        with pytest.raises(Refused, match=told):
+            await own.here.provider.launch(gang)
+        assert own.here.cloud.history == []
+        await clear(own)
+
+    play(story)
+
+
+def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is_paid(own: Own) -> None:
+    here = own.here
+
+    async def attempt(number: int, **fields: Any) -> None:
+        need = NetworkNeed(subnet=own.subnet, **fields)
+        await here.provider.launch(await here.gang(KIND, name=f"rm-{number}-1", network=need))
+
+    async def story() -> None:
+        with pytest.raises(
+            Refused, match=f"{own.subnet} cannot call the server at 1.1.1.1: its route table leads nowhere"
+        ):
+            await attempt(1)
+        own.backend.create_route(own.table, "0.0.0.0/0", gateway_id=own.gateway)
+        with pytest.raises(Refused, match="public_ip: true"):
+            await attempt(2)
+        await attempt(3, public_ip=True)
+        # A longer prefix goes before: this one goes through a NAT.
+        nat = own.backend.create_nat_gateway(own.subnet, own.backend.allocate_address("vpc").allocation_id)
+        own.backend.create_route(own.table, "1.1.0.0/16", nat_gateway_id=nat.id)
+        await attempt(4)
+        await attempt(5, public_ip=False)
+        assert [action for action, _ in here.cloud.requests].count("RunInstances") == 3
+        await clear(own)
+
+    play(story)
+
+
+def test_who_may_not_look_at_routes_launches_all_the_same(own: Own) -> None:
+    def fault(_: str, action: str) -> str | None:
+        return "UnauthorizedOperation: no" if action == "DescribeRouteTables" else None
+
+    own.here.cloud.rules.fault = fault
+
+    async def story() -> None:
+        await own.here.provider.launch(await own.here.gang(KIND, network=NetworkNeed(subnet=own.subnet)))
+        assert own.here.launch()
+        await clear(own)
+
+    play(story)
+
+
+def test_nothing_is_said_of_a_server_that_may_be_anywhere(
+    desk: Callable[..., Desk], own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, address in enumerate(("https://gpu.example.org:7443", "https://10.0.0.9:7443")):
+        monkeypatch.setattr(requests, "make_outside", lambda address=address: _outside(address))
+        own.here.provider = own.here.make("contract")
+
+        async def story(number: int = number) -> None:
+            gang = await own.here.gang(KIND, name=f"rm-{number}-1", network=NetworkNeed(subnet=own.subnet))
+            await own.here.provider.launch(gang)
+            await clear(own)
+
+        play(story)
+
+
+def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
+    """A p6-b300 has seventeen cards: the first is the machine's address and takes no adapter."""
+    here = own.here
+    here.cloud.rules.on_demand[REGION, "p6-b300.48xlarge"] = "140"
+    own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
+
+    async def story() -> None:
+        gang = await here.gang("p6-b300.48xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet))
+        await here.provider.launch(gang)
+        cards = interfaces(here.launch())
+        assert [each.get("InterfaceType") for each in cards] == [None] + ["efa-only"] * 16
+        assert [each["NetworkCardIndex"] for each in cards] == [str(card) for card in range(17)]
+        # Without a subnet there is a public address, thus one interface, on the card that takes no adapter.
+        await here.provider.launch(await here.gang("p6-b300.48xlarge", name="rm-b-1", nodes=2))
+        assert interfaces(here.launch()) == []
+        await clear(own)
+
+    play(story)
+
+
+def test_a_card_that_takes_one_interface_gets_its_first(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the second card of an hpc6id."""
+    here = own.here
+    for card in here.cloud.facts("p4d.24xlarge")["NetworkInfo"]["NetworkCards"]:
+        monkeypatch.setitem(card, "MaximumNetworkInterfaces", 1)
+    own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
+
+    async def story() -> None:
+        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet)))
+        assert len(interfaces(here.launch())) == 4
+        await clear(own)
+
+    play(story)
+
+
+def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
+    """While an instance shuts down its placement group and security group are in use; both go later, in any order."""
+    here = own.here
+
+    async def story() -> None:
+        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
+        await here.provider.remove("rm-a-1")
+        here.cloud.requests.clear()
+        await here.pass_time(5)
+        assert len(here.cloud.placements) == 1
+        assert len(here.cloud.groups.known) == 2
+        await here.pass_time(60)
+        await here.pass_time(60)
+        await clear(own)
+        names = [action for action, _ in here.cloud.requests]
+        assert "DeletePlacementGroup" in names
+        assert "DeleteSecurityGroup" in names
+
+    play(story)
+
+
+def test_no_room_in_a_subnet_is_no_capacity(own: Own) -> None:
+    fault = "InsufficientFreeAddressesInSubnet: none are left"
+    own.here.cloud.rules.fault = lambda service, action: fault if action == "RunInstances" else None
+
+    async def story() -> None:
+        gang = await own.here.gang(KIND)
+        with pytest.raises(NoCapacity, match="none are left"):
+            await own.here.provider.launch(gang)
+        own.here.cloud.rules.fault = None
+        await clear(own)
+
+    play(story)

@@ -1,0 +1,153 @@
+"""The Ray provider keeps the contract, on a real cluster; a stand-in for the agent is fetched over HTTPS."""
+
+import asyncio
+import itertools
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from tests.contract.stand_in import pack_stand_in
+from tests.system.ray_cluster import PROOF as PROOF
+from tests.system.ray_cluster import Cluster, shared_cluster
+
+from remuda.api.outside.certificate import Certificate, load_certificate
+from remuda.api.outside.shelf import Shelf
+from remuda.providers.base import GangSpec, GangState, Outside, Provider, ProviderContext, TryAgain
+from remuda.providers.contract import Place, ProviderContract
+from remuda.providers.ray import MANIFEST
+from remuda.providers.ray.provider import RayProvider
+from remuda.providers.registry import check_settings
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # Ray may have to be installed first
+ADDRESS = "10.99.0.254"
+_stories = itertools.count(1)
+
+
+class Boot:
+    """Gives files by their hash, as the control plane does for nodes from outside."""
+
+    def __init__(self, root: Path) -> None:
+        self.shelf = shelf = Shelf(root / "shelf")
+        self.certificate: Certificate = load_certificate(str(root / "tls.pem"))
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = shelf.find(self.path.rpartition("/")[2])
+                self.send_response(200 if found else 404)
+                self.end_headers()
+                self.wfile.write(found.read_bytes() if found else b"")
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate.file)
+        self.server = ThreadingHTTPServer((ADDRESS, 0), Handler)
+        self.server.daemon_threads = True
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def outside(self) -> Outside:
+        return Outside(
+            address=f"https://{ADDRESS}:{self.server.server_address[1]}",
+            pin=self.certificate.pin,
+            key_pin=self.certificate.key_pin,
+            agent=lambda: self.shelf.put(pack_stand_in()),
+            pythons=dict,
+            shelve=self.shelf.put,
+            claim_token=lambda gang, rank: f"{gang}/{rank}",
+        )
+
+
+class RayPlace:
+    """One story; `later` shifts the providers' clock. Its installations are its own: Ray remembers names of gangs."""
+
+    def __init__(self, cluster: Cluster, boot: Boot, home: Path) -> None:
+        self.cluster, self.boot, self.home, self.story = cluster, boot, home, next(_stories)
+        self.later = timedelta(0)
+        self.current: dict[str, RayProvider] = {}
+
+    def provider(self, installation: str) -> RayProvider:
+        context = ProviderContext(
+            installation=f"{installation}-{self.story}",
+            home=self.home,
+            settings=check_settings(MANIFEST, {"addresses": f"lab={self.cluster.url}", "price_usd_gpu_hr": "2"}),
+            outside=self.boot.outside(),
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+        self.current[installation] = RayProvider(MANIFEST, context)
+        return self.current[installation]
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(60):
+            while not await self._settled():
+                await asyncio.sleep(0.25)
+
+    async def _settled(self) -> bool:
+        for provider in self.current.values():
+            for gang in await provider.gangs():
+                record = provider._books.get(gang.name)
+                removed = record is not None and record.removed
+                if gang.state is not GangState.ENDED and (removed or gang.state is not GangState.RUNNING):
+                    return False
+        return True
+
+    async def end(self, gang: str) -> None:
+        for folder in self._folders(gang):
+            (folder / "finish").touch()
+        async with asyncio.timeout(60):
+            for provider in self.current.values():
+                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
+                    await asyncio.sleep(0.1)
+
+    async def wait(self, length: timedelta) -> None:
+        self.later += length
+
+    def _folders(self, gang: str) -> list[Path]:
+        root = self.cluster.lab.root
+        return [path for path in root.glob(f"*/home/.remuda-ray/*/gangs/{gang}/*/work") if path.is_dir()]
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Boot]]:
+    cluster = shared_cluster()
+    with cluster.lab.entered():
+        boot = Boot(tmp_path_factory.mktemp("boot"))
+        yield cluster, boot
+        boot.server.shutdown()
+        boot.server.server_close()
+
+
+class TestRay(ProviderContract):
+    @pytest.fixture
+    def place(self, yard: tuple[Cluster, Boot], tmp_path: Path) -> Iterator[Place]:
+        """Each story must leave nothing."""
+        cluster, boot = yard
+        yield RayPlace(cluster, boot, tmp_path)
+        deadline = time.monotonic() + 30
+        while left := [*cluster.groups(), *cluster.agents()]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.1)
+
+    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+        """The line is cut after Ray has done it."""
+        assert isinstance(provider, RayProvider)
+        api = next(iter(provider.sites().values())).api
+        submit = api.submit
+
+        async def lost(job: dict[str, object]) -> bool:
+            await submit(job)
+            raise TryAgain("the line was cut")
+
+        api.submit = lost  # type: ignore[method-assign]
+        try:
+            with suppress(TryAgain):
+                await provider.launch(gang)
+        finally:
+            api.submit = submit  # type: ignore[method-assign]

@@ -1,0 +1,42 @@
+"""The digits training as tests run it: slowed down, and telling a digest of the weights that it ends with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ARGUMENTS = ("--epochs", "6", "--width", "8")
+SLOW = """
+import hashlib, os, sys, time
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, ".")
+import train
+tell = train.Training.tell
+def slowly(self, loss):
+    tell(self, loss)
+    time.sleep(float(os.environ.get("PAUSE_S", "1")))
+train.Training.tell = slowly
+code = train.main()
+if code == 0:
+    model = torch.load(os.environ["REMUDA_CHECKPOINT_DIR"] + "/state.pt", weights_only=True)["model"]
+    digest = hashlib.sha256(b"".join(model[name].numpy().tobytes() for name in sorted(model)))
+    print("weights", digest.hexdigest(), flush=True)
+sys.exit(code)
+"""
+
+
+def write_digits(work: Path) -> None:
+    """Into a working folder, as `slow.py`."""
+    example = Path(__file__).parents[2] / "examples/digits/train.py"
+    (work / "train.py").write_bytes(example.read_bytes())
+    (work / "slow.py").write_text(SLOW)
+
+
+def train_undisturbed(work: Path, checkpoints: Path) -> str:
+    """The digest of the weights of the same training, run here in one piece."""
+    environ = {**os.environ, "REMUDA_CHECKPOINT_DIR": str(checkpoints), "PAUSE_S": "0"}
+    command = [sys.executable, "slow.py", *ARGUMENTS]
+    done = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("weights ")[1].split()[0]

@@ -1,0 +1,213 @@
+"""A real Ray cluster for tests: each node in network, process and mount namespaces of its own, on one wire.
+
+Ray is installed into an environment of its own below ~/.cache/remuda-tests at its first use. A cluster that does not
+come up is a skip that says why; nothing is tried twice. It ends with the process that started it, killed or not.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.proofs import Proof
+from tests.system.hosts import Lab, LabHost, lab_at
+from tests.system.storages import CACHE, once
+
+VERSION = "2.60.0"
+PROOF = Proof("ray", True, f"Ray {VERSION}, its nodes in network namespaces")
+_INSTALL_S = 270.0
+_UP_S = 120.0
+
+
+@once
+def installed() -> Path:
+    """The folder of the programs of an environment with Ray."""
+    folder = CACHE / f"ray-{VERSION}"
+    if not (folder / "ready").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        try:
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True, timeout=60)
+            subprocess.run([*pip, f"ray[default]=={VERSION}"], check=True, capture_output=True, timeout=_INSTALL_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or b""
+            pytest.skip(f"Ray {VERSION} cannot be installed: {error} {said.decode(errors='replace')[-500:]}")
+        (folder / "ready").touch()
+    return folder / "bin"
+
+
+class RayHost(LabHost):
+    """A host whose first process is `ray start`, so that the node dies with it."""
+
+    def __init__(self, lab: Lab, number: int, options: list[str]) -> None:
+        super().__init__(lab, number)
+        self.options = options
+
+    def start(self) -> None:
+        temp = Path(f"/tmp/{self.space}")  # short, for the sockets in it
+        temp.mkdir(mode=0o700, exist_ok=True)
+        environ = {
+            "PATH": f"{installed()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+        }
+        ray = f"ray start --block --disable-usage-stats --node-ip-address={self.address} --temp-dir={temp}"
+        ray += " --include-log-monitor=false"
+        # Ray itself gives a node 30 s to come up, which a busy machine may need more than once.
+        script = f"hostname {self.name}; for again in 1 2 3; do {ray} {' '.join(self.options)}; sleep 1; done"
+        spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
+
+        def tie() -> None:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+        with open(self.folder / "ray.log", "ab") as log:
+            self._process = subprocess.Popen(
+                ["ip", "netns", "exec", self.space, *spaces, "sh", "-c", script],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=tie,
+            )
+
+    def has_ended(self) -> bool:
+        """Whether Ray has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def said(self) -> str:
+        return (self.folder / "ray.log").read_text(errors="replace")[-1500:]
+
+    def clear(self) -> None:
+        shutil.rmtree(f"/tmp/{self.space}", ignore_errors=True)
+
+
+class Cluster:
+    """A head and workers; 10.99.0.254 is where the tests are."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.url = "http://10.99.0.1:8265"
+        self.spare: list[RayHost] = []  # that tests may take away
+        self._made = 0
+
+    def add(self, *, cpus: int = 4, gpus: int = 0, kind: str = "T4", labels: str = "") -> RayHost:
+        self._made += 1
+        options = [f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--memory=6000000000", "--object-store-memory=80000000"]
+        if gpus:
+            options.append(f"--resources='{json.dumps({f'accelerator_type:{kind}': 1})}'")
+        if labels:
+            options.append(f"--labels={labels}")
+        if self._made == 1:
+            options += ["--head", "--port=6379", "--dashboard-host=0.0.0.0"]
+        else:
+            options.append("--address=10.99.0.1:6379")
+        host = RayHost(self.lab, self._made, options)
+        self.lab.hosts.append(host)
+        host.wire()
+        host.start()
+        return host
+
+    def wait(self, alive: int, seconds: float = _UP_S) -> None:
+        """Until so many nodes are alive and the job API answers; a skip where they never are."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                nodes = [node for node in self.nodes() if node["state"] == "ALIVE"]
+                if len(nodes) >= alive:
+                    self.ask("GET", "/api/jobs/")
+                    return
+                why = f"{len(nodes)} nodes are alive"
+            except (OSError, ValueError) as error:
+                why = str(error)
+            ended = [host for host in self.lab.hosts if isinstance(host, RayHost) and host.has_ended()]
+            if time.monotonic() > until or ended:
+                said = "\n".join(host.said() for host in self.lab.hosts if isinstance(host, RayHost))
+                pytest.skip(f"Ray did not come up ({why}): {said}")
+            time.sleep(0.1)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/api/v0/nodes?limit=1000&detail=1")["data"]["result"]["result"]
+        return found
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return [job for job in self.ask("GET", "/api/jobs/") if job.get("submission_id")]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """What is reserved now."""
+        found = self.ask("GET", "/api/v0/placement_groups?limit=1000&detail=1")["data"]["result"]["result"]
+        return [group for group in found if group["state"] != "REMOVED"]
+
+    def log(self, job: str) -> str:
+        return str(self.ask("GET", f"/api/jobs/{job}/logs")["logs"])
+
+    def ask(self, method: str, path: str) -> Any:
+        request = urllib.request.Request(self.url + path, method=method)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=20) as answer:
+            return json.loads(answer.read())
+
+    def agents(self) -> list[str]:
+        """The command lines of agents, and of what holds them, on all nodes."""
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                environ = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if str(self.lab.root).encode() in environ and (".pyz" in words or "Holds the agent" in words):
+                found.append(words[-200:])
+        return found
+
+    def folders(self) -> list[Path]:
+        """What nodes that live keep of gangs."""
+        alive = [host for host in self.lab.hosts if isinstance(host, RayHost) and host.runs()]
+        return [path for host in alive for path in host.home.glob(".remuda-ray/*/gangs/*")]
+
+
+@contextmanager
+def cluster_at(root: Path) -> Iterator[Cluster]:
+    """A cluster of which nothing is left afterwards; nodes are added to it."""
+    installed()
+    with lab_at(root) as lab:
+        try:
+            yield Cluster(lab)
+        finally:
+            lab.down()
+            for host in lab.hosts:
+                if isinstance(host, RayHost):
+                    host.clear()
+
+
+@once
+def shared_cluster() -> Cluster:
+    """One cluster for all tests of this process: a head, and a worker with two GPUs."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    root = Path(f"/tmp/remuda-ray-{os.getpid()}")
+    stack.callback(shutil.rmtree, root, ignore_errors=True)
+    cluster = stack.enter_context(cluster_at(root))
+    cluster.add()
+    with cluster.lab.entered():
+        cluster.wait(1)
+        cluster.add(gpus=2)
+        cluster.wait(2)
+    return cluster

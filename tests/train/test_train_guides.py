@@ -1,0 +1,127 @@
+"""What the guides on training show runs as it stands there: the programs, and the options of the commands."""
+
+import io
+import re
+import shlex
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from remuda import train
+from remuda.cli.main import cli
+from remuda.train.data import sources
+from remuda.train.see import trackers
+
+GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
+PAGES = ("train.md", "formats.md", "profile-and-tune.md", "templates.md")
+SAMPLES = 512
+
+
+def blocks(page: str, *kinds: str) -> list[str]:
+    text = (GUIDES / page).read_text("utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for kind, block in found if kind in kinds]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.layers(images)
+
+
+def augment(sample: Any, random: np.random.Generator) -> Any:
+    image, label = sample
+    return image + 0.1 * float(random.random()), label
+
+
+def prepare(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
+
+
+class Silent:
+    def log(self, values: dict[str, float], step: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[train.Run]]:
+    """The runs that a program begins, in a folder of its own; they are closed as its process would."""
+    made: list[train.Run] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("remuda.train.run.observers", [made.append])
+    monkeypatch.setattr(sources, "_READERS", dict(sources._READERS))
+    monkeypatch.setattr(trackers, "MAKERS", dict.fromkeys(trackers.MAKERS, lambda name, folder: Silent()))
+    yield made
+    for run in made:
+        run.close()
+
+
+def write_shard(folder: Path) -> None:
+    folder.mkdir()
+    with tarfile.open(folder / "0.tar", "w") as file:
+        for number in range(4):
+            member = tarfile.TarInfo(f"{number}.cls")
+            member.size = 1
+            file.addfile(member, io.BytesIO(b"%d" % number))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_a_guides_programs_run(page: str, runs: list[train.Run], tmp_path: Path) -> None:
+    write_shard(tmp_path / "shards")
+    samples = [(torch.full((3, 2, 2), n / SAMPLES), n % 3) for n in range(SAMPLES)]
+    has = {"Net": Net, "dataset": samples, "augment": augment, "prepare": prepare, "MySource": lambda path: samples}
+    names: dict[str, Any] = {"__name__": "__main__", "train": train, "run": train.Run("other", device="cpu"), **has}
+    for block in blocks(page, "python"):
+        program = block.replace("/data/shards", str(tmp_path / "shards"))
+        exec(compile(program, page, "exec"), names)
+    if page == "train.md":
+        assert runs[-1].steps == 10
+        assert names["data"].fetch(range(4))[0].shape == (4, 3, 2, 2)
+    if page == "formats.md":
+        assert sorted(names["data"].fetch(range(4)).tolist()) == [0, 1, 2, 3]
+    if page == "profile-and-tune.md":
+        assert len(names["run"].clock.listeners) == 3
+
+
+def commands(page: str) -> list[list[str]]:
+    lines = [line for block in blocks(page, "", "sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("remuda ")]
+
+
+@pytest.mark.parametrize("words", [words for page in PAGES for words in commands(page)], ids=" ".join)
+def test_a_guides_commands_are_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gradcam").mkdir()
+    for file in ("train.py", "gradcam/task.yaml"):
+        Path(file).touch()
+    command: click.Command = cli
+    context, rest = click.Context(cli), words
+    while isinstance(command, click.Group):
+        _, *rest = rest
+        found = command.get_command(context, rest[0])
+        assert found is not None, f"there is no {words}"
+        command = found
+    command.make_context(rest[0], rest[1:])  # which raises where an option is not known
+
+
+def test_where_a_package_is_missing_the_command_says_for_which_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "grain" else name)
+    said = CliRunner().invoke(cli, ["tune", str(tmp_path / "train.py")])
+    assert said.exit_code == 1
+    assert "grain is not installed" in said.stderr
+    assert f"{sys.executable} -m pip install 'remuda[train]'" in said.stderr

@@ -1,0 +1,70 @@
+"""A seat on the login node: what it lacks is told with what to do."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remuda.providers import pbs, slurm
+from remuda.providers.base import Provider, ProviderContext, Refused, TryAgain
+from remuda.providers.batch.seat import Seat, Where, read_where
+
+
+def make_where(folder: Path) -> Where:
+    return Where(host="", ssh_options=(), python=sys.executable, folder=str(folder), tools=("id",))
+
+
+def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+
+    async def story() -> None:
+        seat = Seat(make_where(tmp_path / "shared"))
+        assert (await seat.run(["id", "-u"])).code == 0
+        with pytest.raises(TryAgain, match="this machine has no no-such-sbatch: name the cluster's login node by"):
+            await seat.run(["no-such-sbatch", "--parsable"])
+        await seat.close()
+
+    asyncio.run(story())
+
+
+def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+
+    async def story() -> None:
+        for name, told, problem in (
+            ("file/inner", "file/inner cannot be made: Not a dir", TryAgain),  # it may be a mount that is not there yet
+            ("open", "chmod 700 it", Refused),
+        ):
+            seat = Seat(make_where(tmp_path / name))
+            with pytest.raises(problem, match=f"{told}.* by `folder`"):
+                await seat.hello()
+            await seat.close()
+
+    asyncio.run(story())
+
+
+def test_options_that_no_shell_could_read_are_told(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"ssh_options = .*: no closing quotation"):
+        read_where({"ssh_options": "-i 'x"}, ())
+
+
+def test_a_seat_that_is_closed_says_nothing_of_its_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        for _ in range(10):
+            seat = Seat(make_where(tmp_path / "shared"))
+            await seat.hello()
+            await seat.close()
+
+    asyncio.run(story())
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("make", "name"), [(slurm.make, "sbatch_options"), (pbs.make, "qsub_options")])
+def test_options_are_read_before_a_job_needs_them(
+    make: Callable[[ProviderContext], Provider], name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=f"{name} = "):
+        make(ProviderContext(installation="i", home=tmp_path, settings={name: "--comment='x"}))

@@ -1,0 +1,198 @@
+"""What places told a moment ago, less what was given away since: no room is counted twice."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import cast
+
+from remuda.control.clock import Clock
+from remuda.control.places import CALL_TIMEOUT, FREED_AGE, OFFERS_AGE, Places
+from remuda.domain.jobs import Job
+from remuda.domain.offers import Offer
+from remuda.domain.places import VolumePlace
+from remuda.domain.tasks import Resources, Task, Volume, VolumeKind
+from remuda.domain.units import HourlyRate
+from remuda.planner.placements import Situation
+from remuda.planner.prospects import find_prospects, match
+from remuda.planner.volumes import explain_misplaced
+from remuda.providers.base import Carrier, GangSpec, NoCapacity, Provider, Refused
+from remuda.scheduler.pools import count_left
+
+LARGE = Offer(provider="farm", region="r", instance_type="t8", rate=HourlyRate(0), capacity=2, pool="nodes")
+SMALL = replace(LARGE, instance_type="t4", capacity=4)
+LEASE = timedelta(minutes=1)
+
+
+class Farm:
+    """A place that answers a launch when it is told to."""
+
+    manifest = SimpleNamespace(settle=timedelta(0))
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.tells = asyncio.Event()
+        self.tells.set()
+        self.refuses = False
+
+    async def offers(self) -> Sequence[Offer]:
+        await self.tells.wait()
+        return [LARGE, SMALL]
+
+    async def launch(self, gang: GangSpec) -> None:
+        await self.answer.wait()
+        if self.refuses:
+            raise NoCapacity("gone")
+
+
+class Watch:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.at = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        return self.at
+
+
+def make_places() -> tuple[Places, Farm, Watch]:
+    farm, watch = Farm(), Watch()
+    return Places({"farm": cast(Provider, farm)}, cast(Clock, watch)), farm, watch
+
+
+async def left(places: Places, offer: Offer, age: timedelta = timedelta(0)) -> int | None:
+    return count_left(offer, (await places.market(age)).used)
+
+
+def make_spec() -> GangSpec:
+    carrier = Carrier(address="unix:/x", token="t")
+    return GangSpec(name="g", installation="i", offer=LARGE, nodes=1, carrier=carrier, lease=LEASE)
+
+
+def test_what_is_placed_is_used_until_its_place_has_answered() -> None:
+    async def story() -> None:
+        places, farm, _ = make_places()
+        assert await left(places, SMALL) == 4
+        places.place("g", LARGE, 1)
+        assert await left(places, SMALL, LEASE) == 2  # of what was told before
+        assert await left(places, SMALL) == 2  # and of what is told now: nothing was launched yet
+        launch = asyncio.create_task(places.launch(make_spec()))
+        await asyncio.sleep(0)
+        assert await left(places, LARGE) == 1
+        farm.answer.set()
+        await launch
+        assert await left(places, LARGE) == 2  # what it tells from now on counts the gang
+
+    asyncio.run(story())
+
+
+def test_what_was_refused_or_never_launched_is_free_again() -> None:
+    async def story() -> None:
+        places, farm, watch = make_places()
+        farm.refuses = True
+        farm.answer.set()
+        places.place("g", LARGE, 1)
+        try:
+            await places.launch(make_spec())
+        except NoCapacity:
+            pass
+        else:
+            raise AssertionError("it was to be refused")
+        assert await left(places, LARGE) == 2
+        places.place("h", LARGE, 2)
+        assert await left(places, SMALL) == 0
+        watch.at += CALL_TIMEOUT
+        assert await left(places, SMALL) == 4
+        places.place("i", LARGE, 2)
+        places.free("i", LARGE)  # its job was stopped before the launch
+        assert await left(places, SMALL) == 4
+
+    asyncio.run(story())
+
+
+def test_what_is_gone_is_looked_for_soon() -> None:
+    async def story() -> None:
+        places, _, watch = make_places()
+        first = await places.market()
+        watch.at += FREED_AGE
+        assert await places.market() is first
+        assert places.next_news(OFFERS_AGE) == OFFERS_AGE
+        assert not places.free("g", replace(LARGE, capacity=None))
+        assert not places.free("g", replace(LARGE, shared=True))
+        assert await places.market() is first
+        assert places.free("g", LARGE)
+        assert places.next_news(OFFERS_AGE) == timedelta(0)
+        second = await places.market()
+        assert second is not first
+        assert places.free("h", SMALL)
+        assert places.next_news(OFFERS_AGE) == FREED_AGE
+        assert await places.market() is second  # not more often than that
+        watch.at += FREED_AGE
+        assert await places.market() is not second
+
+    asyncio.run(story())
+
+
+def test_what_is_placed_while_places_are_asked_is_used() -> None:
+    async def story() -> None:
+        places, farm, _ = make_places()
+        farm.tells.clear()
+        asked = asyncio.create_task(left(places, LARGE))
+        await asyncio.sleep(0)
+        places.place("g", LARGE, 1)
+        farm.tells.set()
+        assert await asked == 1
+
+    asyncio.run(story())
+
+
+class BlindFarm(Farm):
+    """A place that may not say which volumes there are, such as a cloud whose account has an older policy."""
+
+    async def volumes(self) -> Sequence[VolumePlace]:
+        raise Refused("not allowed")
+
+
+def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
+    async def story() -> None:
+        places = Places({"farm": cast(Provider, BlindFarm())}, cast(Clock, Watch()))
+        market = (await places.market()).market
+        assert list(market.offers) == [LARGE, SMALL]
+        assert list(market.problems) == ["farm: not allowed"]
+        volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
+        plain = Task(name="t", run="x")
+        kept, scratch = (replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False))
+        told = [explain_misplaced(task, LARGE, market.volumes, market.blind) for task in (plain, kept, scratch)]
+        assert told == ["", "volumes: where data is cannot be seen now", ""]
+
+    asyncio.run(story())
+
+
+class HalfFarm(Farm):
+    """A place of two regions, of which one does not answer."""
+
+    def silent(self) -> Sequence[str]:
+        return ["east: cannot be reached"]
+
+
+def no_objections(task: Task, provider: str) -> Sequence[str]:
+    return ()
+
+
+def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
+    """What the other region has is offered; what neither offers is not given up."""
+
+    async def story() -> None:
+        places, watch = Places({"farm": cast(Provider, HalfFarm())}, cast(Clock, Watch())), Watch()
+        market = (await places.market()).market
+        assert list(market.offers) == [LARGE, SMALL]
+        assert list(market.problems) == ["farm: east: cannot be reached"]
+        task = Task(name="t", run="x", resources=Resources(instance="t16"))
+        job = Job(id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at)
+        for each, hopeless in ((market, False), (replace(market, problems=()), True)):
+            found = find_prospects(job, each, match(job, each), no_objections, situation=Situation(), now=watch.at)
+            assert found.hopeless is hopeless
+            assert ("east: cannot be reached" in found.reason) is not hopeless
+
+    asyncio.run(story())

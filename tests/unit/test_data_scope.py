@@ -1,0 +1,202 @@
+"""What nodes get requests for: the files that their own task names, each for a quarter of an hour, while it lasts.
+
+And what counts of that which they have sent to a bucket themselves: what is as large, or has the content, as was told.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import cast
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tests.contract.store_suite import NOW, begin, make_node, submit
+
+from remuda.control.agents.checkpoints import CheckpointDesk, Missing
+from remuda.control.agents.data import DataDesk
+from remuda.control.agents.vault import Vault, Vaults
+from remuda.control.clock import Clock
+from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from remuda.domain.jobs import Attempt, AttemptPhase, Job
+from remuda.domain.tasks import Checkpoint, Task, Transfer
+from remuda.store.base import Changes, Mismatch, NotFound
+from remuda.store.memory import MemoryStore
+from remuda.store.objects.base import Found, ObjectDenied, ObjectTrouble, Signed
+from remuda.store.objects.places import Found as Place
+
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL_S3": "http://s3.test"}
+TASK = Task(
+    name="t",
+    run="x",
+    inputs=(Transfer(source="s3://b/in/", target="data"),),
+    outputs=(Transfer(source="out", target="s3://b/out/"),),
+    checkpoint=Checkpoint(path="c", storage="s3://b/kept"),
+)
+
+
+class Noon:
+    def now(self) -> datetime:
+        return NOW
+
+
+async def no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+    return {}
+
+
+async def make_desk() -> tuple[DataDesk, MemoryStore, Attempt]:
+    store = MemoryStore(make_id=lambda: "test")
+    attempt = await begin(store, await submit(store, "j", task=TASK))
+    return DataDesk(store, cast(Clock, Noon()), no_secrets, KEYS), store, attempt
+
+
+def meant(signed: Signed) -> tuple[str, str, list[str]]:
+    """The deed, the object, and for how many seconds."""
+    parts = urlsplit(signed.url)
+    return signed.method, parts.path, parse_qs(parts.query)["X-Amz-Expires"]
+
+
+def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> None:
+    async def story() -> None:
+        desk, _, attempt = await make_desk()
+        assert meant(await desk.sign(attempt.gang, 0, "a/b.bin")) == ("GET", "/b/in/a/b.bin", ["900"])
+        part = await desk.sign_part(attempt.gang, 0, "r.txt", "upload", 2)
+        assert meant(part) == ("PUT", "/b/out/r.txt", ["900"])
+        assert parse_qs(urlsplit(part.url).query)["uploadId"] == ["upload"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("path", ["../kept/secret", "a/../../secret", "/secret", "..", "a\0b"])
+def test_no_request_leaves_what_the_task_names(path: str) -> None:
+    async def story() -> None:
+        desk, _, attempt = await make_desk()
+        with pytest.raises(ObjectDenied, match="leaves what the task names"):
+            await desk.sign(attempt.gang, 0, path)
+        with pytest.raises(ObjectDenied, match="leaves what the task names"):
+            await desk.sign_part(attempt.gang, 0, path, "", 1)
+
+    asyncio.run(story())
+
+
+def test_nothing_is_signed_that_the_task_has_not_or_for_an_attempt_that_is_over() -> None:
+    async def story() -> None:
+        desk, store, attempt = await make_desk()
+        for index in (-1, 1):
+            with pytest.raises(NotFound, match="no such transfer"):
+                await desk.sign(attempt.gang, index, "a")
+        await desk.sign(attempt.gang, 0, "a")
+        await store.commit(Changes(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
+        with pytest.raises(NotFound, match="attempt 1 is over"):
+            await desk.sign(attempt.gang, 0, "a")
+
+    asyncio.run(story())
+
+
+def test_checkpoints_in_a_bucket_are_each_jobs_own() -> None:
+    async def story() -> None:
+        store, name = MemoryStore(make_id=lambda: "test"), "5" * 64
+        for job_id in ("j", "k"):
+            job = await submit(store, job_id, task=TASK)
+            vault = await Vaults(no_secrets, KEYS, lambda: NOW).open(job)
+            assert vault is not None
+            path = f"/b/kept/p/{job_id}/blobs/{name}"
+            assert meant(vault.sign_get(name)) == ("GET", path, ["900"])
+            assert meant(vault.sign_part(name, "upload", 1)) == ("PUT", path, ["900"])
+
+    asyncio.run(story())
+
+
+class Drawer:
+    """A bucket in memory."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def head(self, key: str) -> Found | None:
+        return Found(key=key, size=len(self.held[key])) if key in self.held else None
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+        return [Found(key=key, size=len(data)) for key, data in self.held.items() if key.startswith(prefix)], ""
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.held[key]
+
+    def put(self, key: str, data: bytes) -> None:
+        self.held[key] = data
+
+    def delete(self, key: str) -> None:
+        self.held.pop(key, None)
+
+    def begin(self, key: str) -> str:
+        return "upload"
+
+    def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
+        return
+
+    def abort(self, key: str, upload: str) -> None:
+        return
+
+    def sign_get(self, key: str, expires_s: int) -> Signed:
+        return Signed(method="GET", url=key)
+
+    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> Signed:
+        return Signed(method="PUT", url=key)
+
+
+@pytest.mark.parametrize("arrived", [b"", b"12", b"1234", None])
+def test_what_arrived_shorter_or_longer_does_not_count(arrived: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawer = Drawer()
+    monkeypatch.setattr("remuda.control.agents.data.open_place", lambda *_: Place(place=drawer, key="out/"))
+
+    async def story() -> None:
+        desk, _, attempt = await make_desk()
+        vault = Vault(drawer, "")
+        for key in ("out/r", "f") if arrived is not None else ():
+            drawer.held[key] = arrived or b""
+        with pytest.raises(ObjectTrouble, match="3 bytes were sent and"):
+            await desk.complete(attempt.gang, 0, "r", "", [], 3)
+        with pytest.raises(ObjectTrouble, match="3 bytes were sent and"):
+            vault.complete("f", "upload", [], 3)
+        drawer.held |= {"out/r": b"123", "f": b"123"}
+        await desk.complete(attempt.gang, 0, "r", "", [], 3)
+        vault.complete("f", "upload", [], 3)
+
+    asyncio.run(story())
+
+
+class OneVault(Vaults):
+    """Every job's, over one bucket."""
+
+    def __init__(self, drawer: Drawer) -> None:
+        self._drawer = drawer
+
+    async def open(self, job: Job) -> Vault:
+        return Vault(self._drawer, f"{job.id}/")
+
+
+def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told() -> None:
+    async def story() -> None:
+        drawer, store = Drawer(), MemoryStore(make_id=lambda: "test")
+        attempt = await begin(store, await submit(store, "j", task=TASK))
+        await store.commit(Changes(nodes=[make_node(attempt, claim="n")]))
+        desk = CheckpointDesk(
+            store, cast(Clock, Noon()), None, storage=lambda job: "", shares_files=lambda name: False,
+            vaults=OneVault(drawer),
+        )  # fmt: skip
+        name = hashlib.sha256(b"state").hexdigest()
+        files = [CheckpointFile(path="a", sha256=name, size=5)]
+        for half in (None, b"sta", b"state and more"):
+            drawer.held = {} if half is None else {f"j/{name}": half}
+            assert await desk.commit(attempt.gang, 0, "n", files, NOW) == Missing(blobs=[name])
+        assert await desk.latest(attempt.gang) is None
+        drawer.held = {f"j/{name}": b"state"}
+        saved = await desk.commit(attempt.gang, 0, "n", files, NOW)
+        assert isinstance(saved, SavedCheckpoint)
+        assert sorted(drawer.held) == sorted([f"j/{name}", f"j/{saved.manifest}"])
+        drawer.held[f"j/{saved.manifest}"] = drawer.held[f"j/{saved.manifest}"].replace(b'"a"', b'"b"')
+        with pytest.raises(Mismatch, match="was changed in the bucket"):
+            await desk.latest(attempt.gang)
+
+    asyncio.run(story())

@@ -1,0 +1,487 @@
+"""What the Kubernetes provider says to API servers, over TLS, through proxies, and what it makes of their answers."""
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_kubernetes_reading import make_node
+
+from remuda.api.outside.certificate import load_certificate
+from remuda.providers.base import GangState, ProviderContext, ProviderError, Refused, TryAgain
+from remuda.providers.kubernetes import MANIFEST
+from remuda.providers.kubernetes.calls import wire
+from remuda.providers.kubernetes.calls.api import Answered, Api
+from remuda.providers.kubernetes.calls.kubeconfig import Login, read_contexts
+from remuda.providers.kubernetes.policy import make_policy
+from remuda.providers.kubernetes.provider import KubernetesProvider
+from remuda.providers.registry import check_settings
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+Object = dict[str, Any]
+Answer = tuple[int, Object | bytes]
+PODS = "/api/v1/namespaces/default/pods"
+REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Server:
+    """An API server that knows certain answers and refuses all else; who shows another token than `token` is denied."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], Answer] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.sent: dict[str, bytes] = {}  # by path, the last
+        self.missing: list[str] = []  # rights that are not given, as VERB RESOURCE
+        self.token = ""
+        self.sticky = False  # who a connection is of is what its first request says, as with certificates
+        self.port = 0
+
+    @asynccontextmanager
+    async def serving(self, certificate: str = "") -> AsyncIterator["Server"]:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certificate else None
+        if tls is not None:
+            tls.load_cert_chain(certificate)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = ""
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                first = first or head
+                method, path, _ = head.split(" ", 2)
+                lower = head.lower()
+                self.asked.append((method, path.partition("?")[0]))
+                if "content-length: " in lower:
+                    length = int(lower.partition("content-length: ")[2].split("\r\n")[0])
+                    self.sent[self.asked[-1][1]] = await reader.readexactly(length)
+                status, body = self.answers.get(self.asked[-1], (404, {"reason": "NotFound", "message": "no such"}))
+                if self.asked[-1][1] == REVIEW and self._lacks(json.loads(self.sent[REVIEW])):
+                    body = {"status": {"allowed": False}}
+                if self.token and f"Authorization: Bearer {self.token}\r\n" not in (first if self.sticky else head):
+                    status, body = 401, {"reason": "Unauthorized", "message": "Unauthorized"}
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def _lacks(self, review: Object) -> bool:
+        asked = review["spec"]["resourceAttributes"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        return f"{asked['verb']} {resource}" in self.missing
+
+
+def write_config(path: Path, cluster: Object, user: Object, name: str = "x") -> str:
+    config = {
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def make_api(config: str, home: Path) -> Api:
+    (context,) = read_contexts(config, [])
+    return Api(context, Login(context, home, lambda: NOW))
+
+
+async def ask(config: str, home: Path) -> Object:
+    api = make_api(config, home)
+    try:
+        return await api.get("/version")
+    finally:
+        await api.close()
+
+
+@pytest.mark.parametrize("way", ["straight", "proxy", "proxy refuses"])
+def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(tmp_path: Path, way: str) -> None:
+    certificate = load_certificate(str(tmp_path / "tls.pem")).file  # of the name "remuda"
+    told: list[bytes] = []
+
+    async def dig(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append(await reader.readuntil(b"\r\n\r\n"))
+        if way == "proxy refuses":
+            writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            writer.close()
+            return
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+    async def story() -> None:
+        proxy = await asyncio.start_server(dig, "127.0.0.1", 0)
+        async with server.serving(certificate), proxy:
+            cluster: Object = {
+                "server": f"https://127.0.0.1:{server.port}",
+                "certificate-authority": "tls.pem",
+                "tls-server-name": "remuda",
+            }
+            if way != "straight":
+                cluster["proxy-url"] = f"http://ann:p%40ss@127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+            config = write_config(tmp_path / "config", cluster, {})
+            if way == "proxy refuses":
+                with pytest.raises(TryAgain, match=r"the proxy .* says .*403 Forbidden"):
+                    await ask(config, tmp_path)
+                return
+            assert await ask(config, tmp_path) == {"gitVersion": "v1.33.0"}
+            if way == "proxy":
+                assert told[0].startswith(f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\n".encode())
+                assert b"Proxy-Authorization: Basic YW5uOnBAc3M=\r\n" in told[0]
+            del cluster["tls-server-name"]
+            with pytest.raises(TryAgain, match="certificate"):
+                await ask(write_config(tmp_path / "config", cluster, {}), tmp_path)
+            del cluster["certificate-authority"]
+            cluster["insecure-skip-tls-verify"] = True
+            assert await ask(write_config(tmp_path / "config", cluster, {}), tmp_path) == {"gitVersion": "v1.33.0"}
+
+    server = Server()
+    server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
+    asyncio.run(story())
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+def test_a_line_that_the_network_has_forgotten_breaks() -> None:
+    async def story() -> None:
+        async with Server().serving() as server:
+            line = await wire.Server(url=f"http://127.0.0.1:{server.port}", tls=None).connect()
+            found = line._writer.get_extra_info("socket")
+            assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+            await line.close()
+
+    asyncio.run(story())
+
+
+def test_authorities_are_judged_as_others_judge_them(tmp_path: Path) -> None:
+    load_certificate(str(tmp_path / "tls.pem"))
+    cluster = {"server": "https://h", "certificate-authority": "tls.pem"}
+    (context,) = read_contexts(write_config(tmp_path / "config", cluster, {}), [])
+    tls = asyncio.run(Login(context, tmp_path, lambda: NOW).proof()).tls
+    assert tls is not None
+    assert not tls.verify_flags & ssl.VERIFY_X509_STRICT
+    assert tls.verify_mode is ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: bool) -> None:
+    """As `oc login` and others do it, who write the new token or certificate into the kubeconfig."""
+    server = Server()
+    server.sticky = sticky
+    server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
+
+    async def story() -> None:
+        async with server.serving():
+            cluster = {"server": f"http://127.0.0.1:{server.port}"}
+            server.token = "one"
+            api = make_api(write_config(tmp_path / "config", cluster, {"token": "one"}), tmp_path)
+            await api.get("/version")
+            server.token = "two"
+            with pytest.raises(Answered, match="the user of the context x, in; log in anew"):
+                await api.get("/version")
+            write_config(tmp_path / "config", cluster, {"token": "two"})
+            assert await api.get("/version")
+            server.token = "three"
+            write_config(tmp_path / "config", cluster, {"token": "three"})
+            assert len(await asyncio.gather(api.get("/version"), api.get("/version"))) == 2  # both are denied first
+            await api.close()
+
+    asyncio.run(story())
+
+
+def test_a_watch_that_breaks_off_within_a_line_is_a_passing_fault(tmp_path: Path) -> None:
+    server = Server()
+    server.answers["GET", "/pods"] = 200, b'{"type": "ADDED", "object": {}}\n{"type": "MOD'
+
+    async def story() -> None:
+        async with server.serving():
+            api = make_api(
+                write_config(tmp_path / "config", {"server": f"http://127.0.0.1:{server.port}"}, {}), tmp_path
+            )
+            events = api.watch("/pods", {})
+            assert (await anext(events))["type"] == "ADDED"
+            with pytest.raises(TryAgain):
+                await anext(events)
+
+    asyncio.run(story())
+
+
+def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/token").write_text("t")
+    (tmp_path / "empty").write_text("")
+    first = write_config(tmp_path / "a", {"server": "https://a"}, {"token": "a"}, "east")
+    second = write_config(tmp_path / "b/config", {"server": "https://b"}, {"tokenFile": "token"}, "west")
+    monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path / 'none'}:{tmp_path / 'empty'}:{second}")
+    (current,) = read_contexts("", [])
+    east, west = read_contexts("", ["east", "west"])
+    assert (current.name, east.server, west.server) == ("east", "https://a", "https://b")
+    assert west.token_file == tmp_path / "b/token"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "what"),
+    [
+        (422, "Invalid", "ValidatingAdmissionPolicy 'gpu' with binding 'gpu' denied request: no", Refused),
+        (403, "Forbidden", 'admission webhook "x" denied the request: no', Refused),
+        (429, "TooManyRequests", "the server is overloaded", TryAgain),
+        (409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q"', TryAgain),
+        (500, "InternalError", 'failed calling webhook "x": timeout', TryAgain),
+        (410, "Expired", "too old resource version", TryAgain),
+    ],
+)
+def test_what_an_api_server_refuses_is_sorted_by_what_can_be_done(
+    status: int, reason: str, message: str, what: type[ProviderError]
+) -> None:
+    assert type(Answered(status, reason, message).sorted) is what
+
+
+def make_provider(tmp_path: Path, port: int, **settings: str) -> KubernetesProvider:
+    config = write_config(tmp_path / "config", {"server": f"http://127.0.0.1:{port}"}, {})
+    context = ProviderContext(
+        installation="i",
+        home=tmp_path,
+        settings=check_settings(MANIFEST, {"kubeconfig": config, **settings}),
+        now=lambda: NOW,
+    )
+    return KubernetesProvider(MANIFEST, context)
+
+
+def make_server() -> Server:
+    """A server with one node, which allows everything and takes every pod."""
+    server = Server()
+    server.answers["GET", "/api/v1/nodes"] = 200, {"items": [make_node("n", {"nvidia.com/gpu": "8"})]}
+    for path in ("/api/v1/pods", "/api/v1/namespaces/default/resourcequotas"):
+        server.answers["GET", path] = 200, {"items": []}
+    server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
+    server.answers["POST", REVIEW] = 201, {"status": {"allowed": True}}
+    server.answers["POST", PODS] = 201, {}
+    return server
+
+
+FORBIDDEN = 'pods "remuda-check-" is forbidden: '
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (404, 'namespaces "default" not found'),
+        (403, f"{FORBIDDEN}no PriorityClass with name urgent was found"),
+        (403, f'{FORBIDDEN}pod rejected: RuntimeClass "nvidia" not found'),
+        (403, f'{FORBIDDEN}error looking up service account default/x: serviceaccount "x" not found'),
+        (403, f"{FORBIDDEN}failed quota: few: must specify limits.cpu for: work"),
+        (403, f'{FORBIDDEN}violates PodSecurity "restricted:latest": runAsNonRoot != true'),
+    ],
+)
+def test_what_refuses_every_pod_is_told_before_a_job_finds_it(tmp_path: Path, status: int, message: str) -> None:
+    server = make_server()
+    server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port)
+            with pytest.raises(Refused, match=f"would be refused: {message}"):
+                await provider.introduce()
+            await provider.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "told"),
+    [
+        (403, f"{FORBIDDEN}minimum memory usage per Container is 1Gi, but request is 256Mi", True),
+        (400, 'admission webhook "x" denied the request: images must specify the registry ours.example', True),
+        (403, f"{FORBIDDEN}exceeded quota: few, requested: pods=1", False),
+        (400, "admission webhook x does not support dry run", False),
+    ],
+)
+def test_what_another_pod_may_not_meet_hides_nothing(tmp_path: Path, status: int, message: str, told: bool) -> None:
+    server = make_server()
+    server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port)
+            facts = dict(await provider.introduce())
+            assert facts["nodes"] == "1 of 1 usable"
+            assert facts.get("a plain pod would be refused") == (message if told else None)
+            await provider.close()
+
+    asyncio.run(story())
+
+
+def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> None:
+    server = make_server()
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port, queue="gold")
+            await provider.introduce()
+            labels, annotations = (json.loads(server.sent[PODS])["metadata"][key] for key in ("labels", "annotations"))
+            assert labels["app.kubernetes.io/managed-by"] == "remuda"
+            assert labels["remuda/installation"] == provider.mark
+            assert labels["remuda/rank"] == "0"
+            assert labels["kueue.x-k8s.io/queue-name"] == "gold"
+            assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "1"
+            await provider.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "missing", [["create pods"], ["create secrets"], ["patch configmaps"], ["create pods/exec", "get pods/exec"]]
+)
+def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[str]) -> None:
+    server = make_server()
+    server.missing = missing
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port)
+            with pytest.raises(Refused, match=f"x has not the rights to {', '.join(missing)}; .* --policy"):
+                await provider.introduce()
+            await provider.close()
+
+    asyncio.run(story())
+
+
+def test_what_can_be_done_without_hides_nothing_that_refuses_every_pod(tmp_path: Path) -> None:
+    server = make_server()
+    server.missing = ["get pods", "watch pods", "get pods/exec", "list resourcequotas"]
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port)
+            assert dict(await provider.introduce())["missing rights"].startswith("get pods, watch pods, ")
+            server.answers["POST", PODS] = 404, {"reason": "NotFound", "message": 'namespaces "default" not found'}
+            with pytest.raises(Refused, match="would be refused"):
+                await provider.introduce()
+            await provider.close()
+
+    asyncio.run(story())
+
+
+def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
+    server = make_server()
+
+    async def story() -> None:
+        async with server.serving():
+            east = write_config(tmp_path / "east", {"server": f"http://127.0.0.1:{server.port}"}, {}, "east")
+            west = write_config(tmp_path / "west", {"server": "http://127.0.0.1:9"}, {}, "west")
+            monkeypatch.setenv("KUBECONFIG", f"{east}:{west}")
+            context = ProviderContext(
+                installation="i", home=tmp_path, settings=check_settings(MANIFEST, {"contexts": "west, east"}),
+            )  # fmt: skip
+            provider = KubernetesProvider(MANIFEST, context)
+            assert {offer.region for offer in await provider.offers()} == {"east"}
+            assert [each.partition(":")[0] for each in provider.silent()] == ["west"]
+            facts = await provider.introduce()
+            assert [value.partition(",")[0] for what, value in facts if what == "context"] == ["east"]
+            assert [value.partition(":")[0] for what, value in facts if what == "silent"] == ["west"]
+            await provider.close()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asyncio.run(story())
+
+
+def show_gang(server: Server, provider: KubernetesProvider, pods: Iterable[Object]) -> None:
+    labels = {"remuda/installation": provider.mark, "remuda/gang": "g", "remuda/rank": "0"}
+    data = {"nodes": "1", "asked_at": (NOW - timedelta(hours=1)).isoformat()}
+    record = {"metadata": {"name": "g", "uid": "u", "labels": labels, "resourceVersion": "1"}, "data": data}
+    core = "/api/v1/namespaces/default"
+    made = [{**pod, "metadata": {"name": "g-0", "uid": "p", "labels": labels, **pod["metadata"]}} for pod in pods]
+    server.answers["GET", f"{core}/configmaps/g"] = 200, record
+    server.answers["PATCH", f"{core}/configmaps/g"] = 200, record
+    server.answers["GET", f"{core}/pods"] = 200, {"items": made}
+
+
+GATED = {
+    "metadata": {},
+    "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}], "containers": []},
+    "status": {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}],
+    },
+}
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2", ""])
+def test_a_gang_that_kueue_has_not_admitted_waits_and_leaves_the_queue_when_it_is_removed(
+    tmp_path: Path, version: str
+) -> None:
+    server = Server()
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port, queue="gold")
+            show_gang(server, provider, [GATED])
+            if version:
+                known = {"preferredVersion": {"groupVersion": f"kueue.x-k8s.io/{version}", "version": version}}
+                server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
+            (seen,) = await provider.gangs("g")
+            assert (seen.state, seen.reason) == (GangState.QUEUED, "SchedulingGated: gated")
+            await provider.remove("g")
+            workload = f"/apis/kueue.x-k8s.io/{version}/namespaces/default/workloads/g"
+            assert (("DELETE", workload) in server.asked) is bool(version)
+            assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
+            await provider.close()
+
+    asyncio.run(story())
+
+
+RUNS = {
+    "metadata": {},
+    "spec": {"nodeName": "n1", "containers": []},
+    "status": {
+        "phase": "Running",
+        "containerStatuses": [{"name": "work", "state": {"running": {"startedAt": NOW.isoformat()}}}],
+    },
+}
+
+
+def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_ended(tmp_path: Path) -> None:
+    server = Server()
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port, queue="gold")
+            show_gang(server, provider, [RUNS])
+            known = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}}
+            server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
+            await provider.remove("g")
+            assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
+            assert not [path for _, path in server.asked if "kueue" in path]
+            # A pod that never began goes only with Kueue's own object, once the others have ended.
+            show_gang(server, provider, [{**GATED, "metadata": {"deletionTimestamp": NOW.isoformat()}}])
+            (seen,) = await provider.gangs("g")
+            assert seen.state is GangState.ENDED
+            assert ("DELETE", "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads/g") in server.asked
+            await provider.close()
+
+    asyncio.run(story())
+
+
+def test_the_policy_has_the_rights_of_a_queue_where_there_is_one() -> None:
+    assert "workloads" in make_policy("ml", "gold")
+    assert "kueue" not in make_policy("ml")

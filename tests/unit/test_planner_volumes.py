@@ -1,0 +1,42 @@
+"""Which offers can have the volumes that a task names."""
+
+import pytest
+
+from remuda.domain.offers import Offer
+from remuda.domain.places import VolumePlace
+from remuda.domain.tasks import Task, Volume, VolumeKind
+from remuda.domain.units import HourlyRate
+from remuda.planner.volumes import explain_misplaced
+
+
+def offer(region: str = "r1", zone: str | None = None) -> Offer:
+    return Offer(provider="cloud", region=region, zone=zone, instance_type="m", rate=HourlyRate(1))
+
+
+def task(*names: str) -> Task:
+    return Task(name="t", run="x", volumes=tuple(Volume(kind=VolumeKind.NAMED, source=n, path=f"/{n}") for n in names))
+
+
+def place(name: str, zone: str | None, region: str = "r1") -> VolumePlace:
+    return VolumePlace(provider="cloud", names=(name,), region=region, zone=zone)
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "places", "told"),
+    [
+        (("a",), offer(), [place("a", "r1a")], ""),  # its provider starts the node in the volume's zone
+        (("a",), offer(zone="r1b"), [place("a", "r1a")], "a is in r1a"),
+        (("a",), offer("r2"), [place("a", "r1a")], "a is in r1a"),
+        (("a", "b"), offer(), [place("a", "r1a"), place("b", "r1a")], ""),
+        (("a", "b"), offer(), [place("a", "r1a"), place("b", "r1b")], "a and b are in different zones of r1"),
+        (("a", "b"), offer(), [place("a", "r1a"), place("b", None)], ""),
+        (("a", "b"), offer(), [place("a", "r1a"), place("b", "r1b"), place("b", "r1a")], ""),
+        (("a", "b"), offer(), [place("a", "r1a"), place("b", "r2a", "r2")], "b is in r2a"),
+        (("a", "new"), offer("r2"), [], ""),
+    ],
+)
+def test_volumes_bind_an_offer_to_one_zone(
+    names: tuple[str, ...], where: Offer, places: list[VolumePlace], told: str
+) -> None:
+    reason = explain_misplaced(task(*names), where, places)
+    assert (told in reason) if told else reason == ""

@@ -1,0 +1,21 @@
+"""Records on disk, written by several at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from remuda.providers.hosts.records import Exit, read, write
+
+
+def test_two_that_write_one_record_at_once_do_not_take_each_others_file(tmp_path: Path) -> None:
+    path = tmp_path / "exit.json"
+
+    def write_often(code: int) -> None:
+        for _ in range(300):
+            write(path, Exit(exit_code=code))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write_often, range(4)))
+    found = read(path, Exit)
+    assert found is not None
+    assert found.exit_code in range(4)
+    assert [each.name for each in tmp_path.iterdir()] == ["exit.json"]
