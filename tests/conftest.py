@@ -4,8 +4,8 @@ There, property tests draw the same cases every time, so that a run can be repea
 fails, or one of several ranks, has two more tries, because the machine is noisy. Each is listed in the run's summary:
 a test that needs them again and again is a defect.
 
-A run has an end: a test has five minutes (`timeout` in pyproject.toml), and once `REMUDA_TEST_BUDGET_S` seconds have
-passed since the run began, tests of real servers that have not begun are skipped, each saying so.
+A run has an end: every try of a test has five minutes (`timeout` in pyproject.toml), and once `REMUDA_TEST_BUDGET_S`
+seconds have passed since the run began, tests of real servers that have not begun are skipped, each saying so.
 """
 
 import os
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import pytest_timeout
 from hypothesis import settings
 from tests.proofs import Notary, note
 from xdist.scheduler import LoadScopeScheduling
@@ -61,6 +62,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     budget, began = os.environ.get("REMUDA_TEST_BUDGET_S"), os.environ.get("REMUDA_TEST_BEGAN")
     if budget and began and needs_real_servers(item) and time.time() - float(began) > float(budget):
         pytest.skip(f"not run: the {float(budget):.0f} s of this run are used up; alone: make test ARGS={item.nodeid}")
+    if getattr(item, "execution_count", 1) > 1:
+        wind_up_again(item)
+
+
+def wind_up_again(item: pytest.Item) -> None:
+    """The time of another try: pytest-timeout sets its alarm once for all tries, and takes it away when one fails."""
+    settings = pytest_timeout._get_item_settings(item)
+    if settings.timeout and not settings.func_only:
+        item.config.pluginmanager.hook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 class ByServers(LoadScopeScheduling):

@@ -127,6 +127,7 @@ def start_s3(folder: Path) -> dict[str, str]:
     master, volume, filer, s3 = (free_port(55000) for _ in range(4))
     argv = [
         weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.port={s3}",
+        "-s3.port.iceberg=0", "-s3.port.lance=0",  # their ports are fixed: a second server here would die of them
         f"-s3.config={folder}/s3.json", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
         "-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.volumePreallocate=false",
     ]  # fmt: skip

@@ -3,7 +3,9 @@
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 from tests.system.server_home import home_with_jobs
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.system
 RUN = """
 name: saver
 retry: {preemption: 3}
-checkpoint: {path: state, every: 1s, storage: s3://data/kept/here}
+checkpoint: {path: state, every: 60s, storage: s3://data/FOLDER/here}
 run: |
   ls state
   if test "$REMUDA_ATTEMPT" = 1; then
@@ -38,13 +40,13 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, tmp_path: Path) -> None:
-    keys = start_s3(tmp_path / "s3")
+    keys, folder = start_s3(tmp_path / "s3"), f"kept-{token_hex(4)}"  # the server stays, for other tests and tries
     place = open_place("s3://data/x", keys, lambda: datetime.now(UTC)).place
     assert isinstance(place, Bucket)
     with connect() as client:
         for name, value in keys.items():
             client.put_secret("default", name, value)
-        client.submit(RUN)
+        client.submit(RUN.replace("FOLDER", folder))
         for _ in client.follow("default", "saver"):
             pass
         job = client.job("default", "saver")
@@ -52,11 +54,9 @@ def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, tmp_path: Path)
         assert (job.phase, job.attempt) == ("done", 4), events
         log = b"".join(client.logs("default", "saver", attempt=4)).decode().splitlines()
     digest = random.Random(7).randbytes((20 << 20) + 5)
-    from hashlib import sha256
-
     assert log == ["big", "deep", "link", f"{sha256(digest).hexdigest()}  state/big", "three", "644"]
     assert "checkpoint 3 is safe" in events
     assert "goes on from checkpoint 3 of attempt 3" in events
-    kept, _ = place.list("kept/here/default/")
+    kept, _ = place.list(f"{folder}/here/default/")
     assert len(kept) == 2 + 1 + 2  # two lists of files, the large one once, and the small one of each
     assert not list((home / "storage").glob("default/*/blobs/*"))  # nothing of it lies at the server
