@@ -14,7 +14,16 @@ import pytest
 from tests.unit.test_kubernetes_reading import make_node
 
 from remuda.api.outside.certificate import load_certificate
-from remuda.providers.base import GangState, ProviderContext, ProviderError, Refused, TryAgain
+from remuda.providers.base import (
+    Carrier,
+    GangSpec,
+    GangState,
+    NoCapacity,
+    ProviderContext,
+    ProviderError,
+    Refused,
+    TryAgain,
+)
 from remuda.providers.kubernetes import MANIFEST
 from remuda.providers.kubernetes.calls import wire
 from remuda.providers.kubernetes.calls.api import Answered, Api
@@ -263,6 +272,7 @@ def make_provider(tmp_path: Path, port: int, **settings: str) -> KubernetesProvi
         home=tmp_path,
         settings=check_settings(MANIFEST, {"kubeconfig": config, **settings}),
         now=lambda: NOW,
+        agent_archive=lambda: b"PK\x05\x06" + bytes(18),  # an archive of nothing
     )
     return KubernetesProvider(MANIFEST, context)
 
@@ -331,8 +341,89 @@ def test_what_another_pod_may_not_meet_hides_nothing(tmp_path: Path, status: int
     asyncio.run(story())
 
 
+KUEUE = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}}
+QUEUE = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/localqueues/gold"
+DENIED = 403, {"reason": "Forbidden", "message": 'localqueues "gold" is forbidden'}
+
+
+def show_queue(server: Server, answer: Answer | None) -> None:
+    server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, KUEUE
+    if answer is not None:
+        server.answers["GET", QUEUE] = answer
+
+
+def make_queue(active: str, reason: str, message: str) -> Object:
+    return {"status": {"conditions": [{"type": "Active", "status": active, "reason": reason, "message": message}]}}
+
+
+@pytest.mark.parametrize(
+    ("kueue", "answer", "problem", "shown"),
+    [
+        (False, None, "names gold, but this cluster has no Kueue: install it", ""),
+        (True, None, "namespace default has no such local queue .* `kubectl -n default get localqueues` lists", ""),
+        (True, (200, make_queue("False", "ClusterQueueDoesNotExist", "no")), "takes no work now: ClusterQueueDoes", ""),
+        (True, (200, make_queue("True", "Ready", "it takes work")), "", "gold"),
+        (True, (200, {"metadata": {"name": "gold"}}), "", "gold"),  # Kueue has not said anything of it yet
+        (True, DENIED, "", 'gold: could not be checked: localqueues "gold" is forbidden'),
+    ],
+)
+def test_a_queue_through_which_nothing_starts_is_not_ready(
+    tmp_path: Path, kueue: bool, answer: Answer | None, problem: str, shown: str
+) -> None:
+    server = make_server()
+    if kueue:
+        show_queue(server, answer)
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port, queue="gold")
+            if problem:
+                with pytest.raises(Refused, match=problem):
+                    await provider.introduce()
+            else:
+                assert dict(await provider.introduce())["queue"] == shown
+            await provider.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem", "told", "goes_on"),
+    [
+        (None, Refused, "no such local queue", False),
+        ((200, make_queue("False", "Stopped", "held")), NoCapacity, "takes no work now: Stopped: held", False),
+        ((200, make_queue("True", "Ready", "")), Refused, "no more objects", True),
+        (DENIED, Refused, "no more objects", True),
+    ],
+)
+def test_no_gang_is_put_into_a_queue_that_would_keep_it(
+    tmp_path: Path, answer: Answer | None, problem: type[ProviderError], told: str, goes_on: bool
+) -> None:
+    server = make_server()
+    show_queue(server, answer)
+    records = "/api/v1/namespaces/default/configmaps"
+    server.answers["POST", records] = 422, {"reason": "Invalid", "message": "no more objects"}
+
+    async def story() -> None:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port, queue="gold")
+            (offer,) = [each for each in await provider.offers() if each.accelerator_count == 8]
+            carrier = Carrier(address="http://127.0.0.1:9", token="t")
+            gang = GangSpec(
+                name="g", installation="i", offer=offer, nodes=1, carrier=carrier, lease=timedelta(hours=1),
+            )  # fmt: skip
+            with pytest.raises(ProviderError, match=told) as raised:
+                await provider.launch(gang)
+            assert type(raised.value) is problem
+            assert (("POST", records) in server.asked) is goes_on
+            await provider.close()
+
+    asyncio.run(story())
+
+
 def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> None:
     server = make_server()
+    show_queue(server, (200, {}))
 
     async def story() -> None:
         async with server.serving():

@@ -5,10 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from remuda.providers.base import Refused
+from remuda.providers.base import NoCapacity, Refused
 from remuda.providers.batch.shapes import identify_gpu
 from remuda.providers.kubernetes.calls.api import Answered
 from remuda.providers.kubernetes.cluster import ClusterNode
+from remuda.providers.kubernetes.kueue import probe_queue
 from remuda.providers.kubernetes.pods import (
     CONTAINER,
     RANK,
@@ -20,7 +21,7 @@ from remuda.providers.kubernetes.pods import (
 )
 from remuda.providers.kubernetes.policy import CLUSTER, Right, list_rights
 from remuda.providers.kubernetes.quota import list_quotas
-from remuda.providers.kubernetes.site import Site, find_kueue
+from remuda.providers.kubernetes.site import Site
 from remuda.providers.kubernetes.wishes import Wishes
 
 # Without these nothing can run, or be given back; others are done without.
@@ -63,14 +64,14 @@ async def introduce(site: Site, wishes: Wishes, mark: str) -> Sequence[tuple[str
         facts.append(("missing rights", told))
     if problem := await _try_pod(site, wishes, mark):
         facts.append(("a plain pod would be refused", problem))
+    if wishes.queue:
+        facts.append(("queue", await _say_queue(site, wishes.queue)))
     try:
         facts += _say_nodes(await site.nodes())
     except Refused as error:
         facts.append(("nodes", str(error)))
     for name, used, hard in list_quotas(await site.quotas()):
         facts.append((f"quota {name}", f"{_plain(used)} of {_plain(hard)} used"))
-    if wishes.queue:
-        facts.append(("queue", await _say_queue(site, wishes.queue)))
     return facts
 
 
@@ -147,14 +148,14 @@ async def _try_pod(site: Site, wishes: Wishes, mark: str) -> str:
 
 
 async def _say_queue(site: Site, queue: str) -> str:
+    """Raises Refused where no job could start through the queue."""
     try:
-        version = await find_kueue(site.api)
-        found = await site.api.find(f"{version}/namespaces/{site.api.context.namespace}/localqueues/{queue}")
+        await probe_queue(site.api, queue)
+    except NoCapacity as error:
+        raise Refused(str(error)) from error
     except Answered as error:
-        if error.status == 404:
-            return f"{queue}: this cluster has no Kueue"
-        return f"{queue}: cannot be looked at: {error}"
-    return queue if found is not None else f"{queue}: there is no such local queue of Kueue in this namespace"
+        return f"{queue}: could not be checked: {error}"
+    return queue
 
 
 def _plain(value: object) -> str:

@@ -24,6 +24,7 @@ from remuda.providers.kubernetes.cluster import (
     read_nodes,
     read_quantity,
 )
+from remuda.providers.kubernetes.kueue import find_kueue, probe_queue
 from remuda.providers.kubernetes.lines import Lines
 from remuda.providers.kubernetes.parcel import make_parcel
 from remuda.providers.kubernetes.sight import Record
@@ -164,7 +165,8 @@ class Site:
         path = f"{self._core}/configmaps"
         try:
             node = await self._find_room(spec)
-        except NoCapacity:
+            await self._look_at_queue()
+        except (NoCapacity, Refused):
             known = await self.api.find(f"{path}/{spec.name}")
             if known is None or not self._is_ours(known):
                 raise
@@ -199,6 +201,16 @@ class Site:
         after = await self.api.find(f"{self._core}/configmaps/{spec.name}")
         if after is None or "removing_at" in (after.get("data") or {}):  # removed by another server meanwhile
             await self._drop_pods(before)
+
+    async def _look_at_queue(self) -> None:
+        """Raises NoCapacity and Refused where Kueue's queue would keep the pods; who may not look finds out."""
+        if not self._terms.wishes.queue:
+            return
+        try:
+            await probe_queue(self.api, self._terms.wishes.queue)
+        except Answered as error:
+            if error.status != 403:
+                raise
 
     async def _find_room(self, spec: GangSpec) -> ClusterNode:
         """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room now.
@@ -365,12 +377,6 @@ class Site:
     def _is_ours(self, raw: Object) -> bool:
         labels = raw["metadata"].get("labels") or {}
         return bool(labels.get(pods.INSTALLATION) == self._terms.mark)
-
-
-async def find_kueue(api: Api) -> str:
-    """Where Kueue's objects are: its versions come and go. Raises Answered, 404 where there is none."""
-    told = await api.get("/apis/kueue.x-k8s.io")
-    return f"/apis/{told['preferredVersion']['groupVersion']}"
 
 
 def part_of_offer(offer: Offer) -> Part:
