@@ -59,6 +59,9 @@ def test_an_account_that_is_not_ours_is_refused(cluster: Cluster, tmp_path: Path
         place = SlurmPlace(cluster, tmp_path)
         place.settings["account"] = "someone-elses"
         stage = Stage(place, _never)
+        assert isinstance(stage.ours, SlurmProvider)
+        with pytest.raises(Refused, match="is someone-elses, which is no account of root"):
+            await stage.ours.introduce()
         with pytest.raises(Refused, match="account"):
             await stage.ours.launch(await stage.spec("foreign"))
         assert await stage.ours.gangs() == []

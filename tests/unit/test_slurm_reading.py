@@ -1,5 +1,6 @@
 """What Slurm's commands print, read: host lists, lengths, nodes, partitions, ends of jobs."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from remuda.providers.batch.rows import JobRow, Phase, Unsure
 from remuda.providers.batch.seat import Done
 from remuda.providers.batch.shapes import Prices
 from remuda.providers.batch.sight import judge, judge_forgotten, see
+from remuda.providers.slurm.accounts import Facts, explain_accounts
 from remuda.providers.slurm.cluster import gres_of, list_offers, parse_length, read_cluster
 from remuda.providers.slurm.commands import parse_pairs, read_row, sort_complaint
 from remuda.providers.slurm.script import format_length
@@ -179,6 +181,35 @@ def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
     assert "broke" in judge_forgotten(record(end="137 2"), (), *times).reason
     seen = Began(at=NOW - timedelta(seconds=1), nodes=("n1", "n2"))
     assert judge_forgotten(record(end="0 2", seen=seen), (), *times).began == seen
+
+
+KEPT = {"AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageEnforce": "associations,limits"}
+MINE = [("account vision", "no limits; QOS normal"), ("account Speech", "jobs 4; QOS normal")]
+
+
+def say_account(account: str, config: Mapping[str, str] = KEPT, limits: Facts = MINE) -> Mapping[str, str]:
+    return dict(explain_accounts(account, "ann", config, ("sbatch", "sacctmgr"), limits))
+
+
+def test_an_account_that_nobody_can_check_is_said_to_be_unchecked() -> None:
+    """Without slurmdbd Slurm itself does not know which accounts there are, and takes any."""
+    why = "the cluster keeps no accounting (slurmdbd)"
+    facts = say_account("vison", {"AccountingStorageType": "accounting_storage/none"}, ())
+    assert facts == {"account": f"vison: could not be checked: {why}", "limits": why}
+    assert "account" not in say_account("", {}, ())
+    told = say_account("vision", KEPT, ())
+    assert told["account"] == "vision: could not be checked: the cluster's accounting says nothing of ann"
+    untold = dict(explain_accounts("vision", "ann", KEPT, ("sbatch",), ()))
+    assert untold["account"] == "vision: could not be checked: there is no sacctmgr on the login node"
+
+
+def test_an_account_that_slurm_would_refuse_is_told_before_a_job_finds_it() -> None:
+    with pytest.raises(Refused, match=r"is vison, which is no account of ann, .* name one of vision, Speech"):
+        say_account("vison")
+    assert say_account("speech")["account"] == "speech"
+    assert say_account("")["limits"] == "known to the cluster's accounting"
+    lax = {**KEPT, "AccountingStorageEnforce": "none"}  # any name is taken
+    assert say_account("vison", lax)["account"] == "vison"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from remuda.providers.batch.gangs import Gangs, Taking, mark_of
 from remuda.providers.batch.ground import Ground
 from remuda.providers.batch.seat import Seat, read_where, read_words
 from remuda.providers.batch.shapes import Prices, count_gpus
+from remuda.providers.slurm.accounts import explain_accounts
 from remuda.providers.slurm.cluster import Cluster, count_room, list_offers, read_cluster
 from remuda.providers.slurm.commands import TOOLS, Slurm
 from remuda.providers.slurm.export import make_export
@@ -72,6 +73,7 @@ class SlurmProvider:
         user = (await self.seat.run(["id", "-un"])).out.strip()
         up = [node for node in cluster.nodes if node.up]
         limits = await self.slurm.limits(user) if "sacctmgr" in hello.tools else ()
+        config = await self.slurm.config()
         return [
             ("cluster", f"{cluster.name}, Slurm {cluster.version}"),
             ("login node", hello.host),
@@ -81,8 +83,7 @@ class SlurmProvider:
             ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
             ("Python of the login node", hello.python),
-            ("limits", "known to the cluster's accounting" if limits else "the cluster keeps no accounting"),
-            *limits,
+            *explain_accounts(self._wishes.account, user, config, hello.tools, limits),
         ]
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
