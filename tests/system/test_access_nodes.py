@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.system.packages import install_packages
+from tests.system.ports import free_port
 from tests.system.server_home import home_at, kill_server, wait_until
 
 from remuda.client import Client, connect
@@ -232,6 +234,38 @@ def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
         forward.stderr.close()
 
 
+@pytest.mark.parametrize("way", [[], ["-R"]], ids=["here", "there"])
+@pytest.mark.parametrize("served", [False, True], ids=["before the server", "after it"])
+def test_a_port_that_would_lead_to_itself_is_told(client: Client, way: list[str], served: bool) -> None:
+    """The job of a local place has this machine's network: its server has the port, or could not get it any more."""
+    server, port = echo_server() if served else (None, free_port())
+    try:
+        done = remuda("forward", "box", str(port), *way)
+        assert done.returncode == 1
+        assert f"port {port} of box is port {port} of this machine".encode() in done.stderr
+        other = f"{port}:PORT leads there from another port" if way else f"0:{port} leads there from a free port"
+        assert other.encode() in done.stderr
+    finally:
+        if server is not None:
+            server.close()
+
+
+def test_what_nobody_serves_is_told_with_what_to_do(client: Client) -> None:
+    nobody = free_port()
+    forward = subprocess.Popen([*REMUDA, "forward", "box", f"0:{nobody}"], stdout=-1, stderr=-1)
+    assert forward.stdout is not None
+    assert forward.stderr is not None
+    try:
+        found = re.search(r"127.0.0.1:(\d+) leads", forward.stdout.readline().decode())
+        assert found is not None
+        assert talk(int(found[1]), b"x") == b""
+        told = forward.stderr.readline().decode()
+        assert told.startswith(f"port {nobody} of the node: Connection refused; nothing listens there yet"), told
+    finally:
+        forward.send_signal(signal.SIGINT)
+        forward.communicate(timeout=20)
+
+
 def test_ports_and_ranks_that_cannot_be_are_told(client: Client) -> None:
     for words in (["box", "70000"], ["box", "80:70000"], ["box", "80:x"], ["box", "0"]):
         done = remuda("forward", *words)
@@ -239,19 +273,11 @@ def test_ports_and_ranks_that_cannot_be_are_told(client: Client) -> None:
     assert b"box has no rank 3: it has rank 0 alone" in remuda("ssh", "box:3").stderr
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def require_clients() -> None:
     """Skip the test, saying what to do, where OpenSSH's clients are not installed and cannot be."""
-    install = "apt-get install -y --no-install-recommends openssh-client"
-    if shutil.which("sftp") is None and os.getuid() == 0 and shutil.which("apt-get"):
-        null = subprocess.DEVNULL
-        subprocess.run(["sh", "-c", f"apt-get update && {install}"], stdout=null, stderr=null, timeout=120, check=False)
+    why = "" if shutil.which("sftp") else install_packages(["openssh-client"], 120)
     if shutil.which("sftp") is None:
-        pytest.skip(f"OpenSSH's clients are not installed: {install}")
+        pytest.skip(f"OpenSSH's clients are not installed: {why}")
 
 
 def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """`remuda forward`: a port of a job's node here, or one of here there."""
 
 import asyncio
+import errno
+from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from remuda.client.tunnel.mux import Channel, Fields, Tunnel
 
 _LAST_PORT = 65535
+_GREETING_S = 5.0  # from the node to this machine, once it is connected
+_LOOPBACK = {"127.0.0.1", "localhost"}
 
 
 @click.command("forward")
@@ -30,6 +34,8 @@ def command(target: str, ports: tuple[str, ...], project: str, host: str, bind: 
 
     async def act(tunnel: "Tunnel") -> None:
         for here, there in pairs:
+            if here == there and _overlap(bind, host) and await _is_here(tunnel):
+                raise _say_same(target, host, there, reverse)
             if reverse:
                 listened = await _listen_there(tunnel, bind, there, host, here)
                 click.echo(f"{target} port {listened} leads to {host}:{here} here")
@@ -55,6 +61,52 @@ def _read_ports(text: str) -> tuple[int, int]:
     return int(here), int(there or here)
 
 
+def _overlap(bind: str, host: str) -> bool:
+    """Whether who listens at one of these addresses of a machine is found at the other."""
+    return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
+
+
+async def _is_here(tunnel: "Tunnel") -> bool:
+    """Whether the node has this machine's network: then what it connects to on its own comes in here.
+
+    A port that led to itself would send each connection round and round, and keep the job's server from its port.
+    """
+    from remuda.client.tunnel.mux import FarError
+
+    word, met = token_bytes(16), asyncio.Event()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                if await reader.readexactly(len(word)) == word:
+                    met.set()
+        except (OSError, EOFError):  # TimeoutError is an OSError
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    try:
+        channel = await tunnel.connect("127.0.0.1", server.sockets[0].getsockname()[1])
+        await channel.write(word)
+        async with asyncio.timeout(_GREETING_S):
+            await met.wait()
+        channel.close()
+    except (FarError, TimeoutError):  # nobody, or somebody else, listens there
+        return False
+    finally:
+        server.close()
+    return True
+
+
+def _say_same(target: str, host: str, port: int, reverse: bool) -> Failure:
+    other = f"{port}:PORT leads there from another port" if reverse else f"0:{port} leads there from a free port"
+    return Failure(
+        f"port {port} of {target} is port {port} of this machine: the job runs in this machine's network",
+        f"{host}:{port} is the same server on both sides already; {other}",
+    )
+
+
 async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there: int) -> int:
     from remuda.client.tunnel.mux import FarError, TunnelLost, join
 
@@ -62,7 +114,8 @@ async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there:
         try:
             channel = await tunnel.connect(host, there)
         except (FarError, TunnelLost) as error:
-            click.echo(f"port {there} of the node: {getattr(error, 'strerror', None) or error}", err=True)
+            reason = getattr(error, "strerror", None) or error
+            click.echo(f"port {there} of the node: {reason}{_doubt(error)}", err=True)
             writer.close()
             return
         await join(channel, reader, writer)
@@ -73,6 +126,11 @@ async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there:
         raise Failure(f"cannot listen on {bind}:{here}: {error.strerror}", "choose another port: 0:REMOTE") from error
     port: int = server.sockets[0].getsockname()[1]
     return port
+
+
+def _doubt(error: Exception) -> str:
+    refused = getattr(error, "errno", 0) == errno.ECONNREFUSED
+    return "; nothing listens there yet, or at another address: --host names it" if refused else ""
 
 
 async def _listen_there(tunnel: "Tunnel", bind: str, there: int, host: str, here: int) -> int:
