@@ -178,6 +178,17 @@ def test_outcomes(code: int, ending: tuple[str, str] | None, outcome: str) -> No
     assert judge(code, ending)[:2] == (outcome, code)
 
 
+@pytest.mark.parametrize(("code", "named"), [(129, "1 (SIGHUP;"), (137, "9 (SIGKILL;"), (139, "11 (SIGSEGV;")])
+def test_a_signal_that_ends_programs_is_named(code: int, named: str) -> None:
+    assert judge(code, None)[2].startswith(f"the task was killed by signal {named}")
+
+
+@pytest.mark.parametrize("code", [128, 145, 146, 147, 151, 156, 160, 161, 192, 193, 250, 255])
+def test_other_codes_above_128_are_the_programs_own(code: int) -> None:
+    """Of signals 17 to 19, 23 and 28 none ends a program on Linux; 32 and 33 are the C library's; 64 is the last."""
+    assert judge(code, None)[2] == f"the task ended with exit code {code}"
+
+
 def test_fields_that_are_wrong_are_named() -> None:
     with pytest.raises(BadConfig, match="`token` must be text, not None"):
         Config(Fields({"gang": "g", "rank": 0, "address": "unix:/s"}, "configuration"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 
 from .access.execs import Execs
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from .work.environment import Places
 
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
+# Signals that end a program by default, and that somebody sends: 128 + N of these, as a shell says it, and of no other.
+DEADLY = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS),
+    *(signal.SIGFPE, signal.SIGKILL, signal.SIGUSR1, signal.SIGSEGV, signal.SIGUSR2, signal.SIGPIPE, signal.SIGALRM),
+    *(signal.SIGTERM, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGVTALRM, signal.SIGPROF, signal.SIGSYS),
+)
 KILL_WAIT_S = 30.0  # how long the kernel may take to end a killed process before the node counts as broken
 FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
 SIGNAL_WAIT_S = 0.5  # how long a failed work's own signal is waited for
@@ -434,6 +441,7 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
         return ending[0], code, ending[1]
     if code == EX_TEMPFAIL:
         return "preempted", code, "the task asked to be run again (exit code 75)"
-    if code > 128:
-        return "exit", code, f"the task was killed by signal {code - 128}"
+    if code - 128 in DEADLY:
+        number = signal.Signals(code - 128)
+        return "exit", code, f"the task was killed by signal {number:d} ({number.name}; exit code {code})"
     return "exit", code, f"the task ended with exit code {code}"
