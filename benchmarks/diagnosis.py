@@ -57,8 +57,8 @@ HELD_OUT = [
 LATER = [
     ("python-holding", 40, 1, "python-bound loop"), ("tiny-operations", 15, 1, "python-bound loop"),
     ("model-evaluated", 400, 1, "work between steps"), ("evaluated-first", 400, 2, "work between steps"),
-    ("saved-by-name", 400, 1, "slow checkpoint"), ("straggler-data", 40, 2, "straggler rank"),
-    ("collective-in-loop", 20, 2, "slow collective"),
+    ("saved-by-name", 400, 1, "slow checkpoint"), ("late-data", 40, 2, "straggler rank"),
+    ("collective-in-loop", 20, 2, "slow collective"), ("between-epochs", 4000, 1, "work between epochs"),
 ]  # fmt: skip
 TABLES = {"planted": PLANTED, "held out": HELD_OUT, "later": LATER}
 Row = tuple[str, float, int, str]
@@ -129,15 +129,16 @@ def diagnose(name: str, ms: float, ranks: int) -> tuple[str, float, float, float
 
 # What a delay costs. Data that is read beside the computation costs what is longer than it, by how many read at once:
 BY_BATCH = {"storage-bandwidth": 1, "decode": 1, "collate": 1, "decode-in-workers": 2}
-BY_SAMPLE = {"few-threads": 1, "one-worker": 1, "storage-latency": 2, "storage-in-workers": 2, "straggler-data": 1}
+BY_SAMPLE = {"few-threads": 1, "one-worker": 1, "storage-latency": 2, "storage-in-workers": 2, "late-data": 1}
 SLEEPS = {
     "checkpoint", "save-in-loop", "save-and-wait", "save-by-hand", "collective", "collective-in-backward", "transfer",
     "logging", "pass-in-python", "straggler-own", "straggler-first", "straggler-barrier", "saved-by-name",
-    "collective-in-loop", "straggler-data",
+    "collective-in-loop", "late-data", "between-epochs",
 }  # fmt: skip
 TIMES = {  # of a step: passes beyond the first, or one in five, or sums of gradients and of what ranks agree on
     "micro-batch": 7, "pass-in-python": 7, "save-in-loop": 0.2, "save-and-wait": 0.2, "evaluation-seldom": 0.2,
     "collective-in-backward": 2, "model-evaluated": 0.05, "evaluated-first": 0.05, "saved-by-name": 0.05,
+    "between-epochs": 1 / 128,
 }  # fmt: skip
 PASSES = ("micro-batch", "pass-in-python")
 

@@ -28,7 +28,11 @@ SELDOM = 20
 # threads and workers of the plan, where they are not eight and none
 READERS = {
     "few-threads": (1, 0), "one-worker": (1, 1), "storage-latency": (2, 0), "storage-in-workers": (1, 2),
-    "straggler-data": (1, 0), "decode-in-main": (0, 0), "decode-cpu": (2, 0), "decode-in-workers": (1, 2),
+    "late-data": (1, 0), "decode-in-main": (0, 0), "decode-cpu": (2, 0), "decode-in-workers": (1, 2),
+}  # fmt: skip
+SLOWED: dict[str, tuple[Any, str]] = {
+    "collective": (Reducer, "finish"), "collective-in-backward": (dist, "all_reduce"),
+    "collective-in-loop": (dist, "barrier"), "transfer": (runs, "move"),
 }  # fmt: skip
 log = logging.getLogger("diagnosis")
 
@@ -53,18 +57,12 @@ def main() -> None:
     model = run.model(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), late, nn.Linear(WIDTH, 10)))
     optimizer = run.optimizer(SlowSGD if name == "python-in-optimizer" else torch.optim.SGD, lr=1e-3)
     data = run.data(Samples(name, seconds, rank), global_batch=BATCH * ranks, transform=Decode(name, seconds / BATCH))
-    if name == "collective":
-        slow_down(Reducer, "finish", seconds)
-    if name == "collective-in-backward":
-        slow_down(dist, "all_reduce", seconds)
-    if name == "collective-in-loop":
-        slow_down(dist, "barrier", seconds)
+    if name in SLOWED:
+        slow_down(*SLOWED[name], seconds)
     if name == "collate":
         default_collate_fn_map[Picture] = Collate(seconds)
     if name == "python-in-optimizer":
         SlowSGD.seconds = seconds
-    if name == "transfer":
-        slow_down(runs, "move", seconds)
 
     is_late = rank == (0 if name in ("straggler-first", "straggler-barrier") else ranks - 1)
 
@@ -72,11 +70,19 @@ def main() -> None:
         work_late(name, seconds, len(part[0]), is_late)
         return F.cross_entropy(model(part[0]), part[1])
 
-    for batch in run.batches(data, epochs=1):
-        value = run.accumulate(loss, batch)
-        run.step(optimizer)
-        between(name, seconds, run, is_late)
-        run.log(loss=value)
+    def learn(epochs: int) -> None:
+        for batch in run.batches(data, epochs=epochs):
+            value = run.accumulate(loss, batch)
+            run.step(optimizer)
+            between(name, seconds, run, is_late)
+            run.log(loss=value)
+
+    if name != "between-epochs":
+        learn(1)
+        return
+    for epoch in range(1, 10):
+        learn(epoch)
+        time.sleep(seconds)
 
 
 def between(name: str, seconds: float, run: train.Run, is_late: bool) -> None:
@@ -197,7 +203,7 @@ class Samples:
 
     def __init__(self, name: str, seconds: float, rank: int) -> None:
         self._name, self._seconds = name, seconds / BATCH
-        self._is_late = name == "straggler-data" and rank == 1
+        self._is_late = name == "late-data" and rank == 1
         self._disk = Rate(self._seconds) if name == "storage-bandwidth" else None
 
     def __len__(self) -> int:
