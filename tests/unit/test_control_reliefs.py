@@ -13,7 +13,7 @@ from remuda.control.markets.reliefs import Beside, Reliefs
 from remuda.control.scene import Scene
 from remuda.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Origin, Outcome
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Limits, Resources, Retry, SpotPolicy, Task
+from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
 from remuda.domain.units import HourlyRate, Money
 from remuda.planner.courses import Advice
 from remuda.planner.spot.view import Mode
@@ -239,3 +239,120 @@ def test_a_gang_that_is_given_back_has_its_grace_once() -> None:
     scene = Scene(replace(JOB, phase=JobPhase.RUNNING, course=idle), [own], [ranks(1, "a", "b")])
     asyncio.run(reliefs(Advice(mode=Mode.IDLE, reason="waits for spot")).step(scene))
     assert scene.attempts[1].drill_until == NOW
+
+
+MINUTE = timedelta(minutes=1)
+SAVES = replace(TASK, checkpoint=Checkpoint(path="c", every=5 * MINUTE))
+
+
+def watched(
+    task: Task = SAVES, *, own: dict[str, object] | None = None, ready: timedelta | None = MINUTE
+) -> tuple[Scene, timedelta | None]:
+    """A job whose gang has worked for four minutes, beside one that has been ready for so long; the step's answer."""
+    began = NOW - 4 * MINUTE
+    works = replace(attempt(1, AttemptPhase.RUNNING), created_at=NOW - 9 * MINUTE, running_at=began)
+    beside = replace(attempt(2), created_at=began + MINUTE)
+    claims = ranks(2, *((None, None) if ready is None else ("c", "d")))
+    if ready is not None:
+        claims = [replace(claims[0], claimed_at=NOW - 2 * ready), replace(claims[1], claimed_at=NOW - ready)]
+    job = replace(JOB, task=task, phase=JobPhase.RUNNING, reliefs=(2,), numbered=2)
+    scene = Scene(job, [replace(works, **(own or {})), beside], [ranks(1, "a", "b"), claims])  # type: ignore[arg-type]
+    return scene, asyncio.run(reliefs().step(scene))
+
+
+@pytest.mark.parametrize(
+    ("task", "saved", "wait"),
+    [
+        (TASK, None, None),  # without checkpoints there is nothing to wait for
+        (SAVES, None, 4 * MINUTE),  # as long as the next checkpoint may take since both ranks were ready
+        (SAVES, 2 * MINUTE, 4 * MINUTE),
+        (SAVES, MINUTE, None),
+        (SAVES, timedelta(0), None),
+        (SAVES, 8 * MINUTE, None),  # it saves no more
+        (SAVES, 7.5 * MINUTE, 4 * MINUTE),
+        (replace(TASK, checkpoint=Checkpoint(path="c")), None, 9 * MINUTE),
+        (replace(TASK, checkpoint=Checkpoint(path="c", every=60 * MINUTE)), None, 9 * MINUTE),
+    ],
+)
+def test_a_gang_that_works_leaves_for_one_that_is_ready_at_a_checkpoint(
+    task: Task, saved: timedelta | None, wait: timedelta | None
+) -> None:
+    scene, after = watched(task, own={"checkpoint_at": None if saved is None else NOW - saved})
+    own = scene.attempts[1]
+    assert after == wait
+    assert (own.drill_until, own.moved) == ((NOW + timedelta(seconds=30), True) if wait is None else (None, False))
+    assert [event.kind for event in scene.take_changes().events] == (["handover"] if wait is None else [])
+    assert scene.job.attempt == 1, "it has the job until it has left"
+
+
+def test_a_ready_gang_is_waited_for_no_longer_than_a_checkpoint_may_take() -> None:
+    scene, after = watched(ready=5 * MINUTE)
+    assert (after, scene.attempts[1].moved) == (None, True)
+
+
+def test_a_gang_that_leaves_has_its_grace_where_that_is_longer() -> None:
+    scene, _ = watched(replace(TASK, grace=2 * MINUTE))
+    assert scene.attempts[1].drill_until == NOW + 2 * MINUTE
+
+
+@pytest.mark.parametrize("own", [{"drill_until": NOW + MINUTE}, {"drill_until": NOW - MINUTE}])
+def test_a_gang_that_is_being_taken_away_is_told_once(own: dict[str, object]) -> None:
+    scene, after = watched(TASK, own=own)
+    assert after == timedelta.max
+    assert scene.attempts[1].drill_until == own["drill_until"]
+    assert not scene.dirty
+
+
+def test_a_gang_that_is_not_ready_moves_nothing() -> None:
+    scene, after = watched(TASK, ready=None)
+    assert (after, scene.dirty) == (timedelta.max, False)
+
+
+def test_a_gang_whose_work_has_not_begun_has_nothing_to_save() -> None:
+    scene, after = watched(own={"phase": AttemptPhase.BOOTING, "running_at": None})
+    assert (after, scene.attempts[1].moved) == (None, True)
+
+
+def test_gangs_that_were_started_before_the_work_began_are_given_back() -> None:
+    scene, after = watched(own={"running_at": NOW - timedelta(seconds=1)})
+    assert (after, scene.job.reliefs, scene.attempts[1].moved) == (None, (), False)
+    assert [event.kind for event in scene.take_changes().events] == ["relief"]
+
+
+def test_who_takes_over_counts_the_loss_and_keeps_only_gangs_younger_than_itself() -> None:
+    lost = replace(attempt(1, AttemptPhase.ENDED), outcome=Outcome.PREEMPTED)
+    job = replace(JOB, phase=JobPhase.RUNNING, reliefs=(2, 3, 4), numbered=4, retries={"preemption": 1, "node": 1})
+    gangs = [ranks(number, *claims) for number, claims in ((2, (None, "b")), (3, ("c", "d")), (4, ("e", "f")))]
+    scene = Scene(job, [lost, *(attempt(number) for number in (2, 3, 4))], gangs)
+    reliefs().take_over(scene, Requeue(kind="preemption", reason="taken; tried again"), NOW)
+    assert (scene.job.attempt, scene.job.reliefs, scene.job.phase) == (3, (4,), JobPhase.STARTING)
+    assert scene.job.retries == {"preemption": 2, "node": 1}
+    assert scene.job.reason.endswith("takes over: taken")
+
+
+def test_a_second_gang_that_failed_is_forgotten_and_its_place_rests() -> None:
+    lost = replace(attempt(2, AttemptPhase.ENDING), outcome=Outcome.CAPACITY, reason="no capacity")
+    old = {SPOT.key: NOW - MINUTE, NEAR.key: NOW + 9 * MINUTE}
+    scene = Scene(replace(JOB, reliefs=(2, 3), numbered=3, avoid=old), [attempt(1), lost, attempt(3)], [])
+    assert asyncio.run(reliefs().step(scene)) is None
+    assert scene.job.reliefs == (3,)
+    assert scene.job.avoid == {NEAR.key: NOW + 9 * MINUTE, FIXED.key: NOW + timedelta(seconds=30)}
+
+
+def test_a_second_gang_that_was_stopped_says_nothing_about_its_place() -> None:
+    lost = replace(attempt(2, AttemptPhase.ENDED), outcome=Outcome.STOPPED)
+    scene = Scene(replace(JOB, reliefs=(2,), numbered=2), [attempt(1), lost], [])
+    assert asyncio.run(reliefs().step(scene)) is None
+    assert (scene.job.reliefs, scene.job.avoid) == ((), {})
+
+
+@pytest.mark.parametrize(("saved", "gives"), [(0, True), (60, True), (61, False), (None, False)])
+def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(saved: int | None, gives: bool) -> None:
+    at = None if saved is None else NOW - timedelta(seconds=saved)
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=at)
+    scene = Scene(replace(JOB, phase=JobPhase.RUNNING), [own], [ranks(1, "a", "b")])
+    asyncio.run(reliefs(Advice(mode=Mode.IDLE, reason="spot comes back")).step(scene))
+    assert scene.attempts[1].moved is gives
+    assert (scene.attempts[1].drill_until == NOW + timedelta(seconds=30)) is gives
+    assert scene.job.course is not None
+    assert (scene.job.course.place is None) is gives

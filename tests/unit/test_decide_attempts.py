@@ -15,6 +15,7 @@ from remuda.domain.jobs import (
     JOB_MOVES,
     Attempt,
     AttemptPhase,
+    Course,
     Job,
     JobPhase,
     Node,
@@ -227,6 +228,28 @@ class TestRunning:
         assert (told.kind, told.seconds) == ("notice", 29)
         assert ends_as(decide_attempt(drilled, at(30)), Outcome.PREEMPTED)
 
+    @pytest.mark.parametrize(
+        ("moved", "course", "reason"),
+        [
+            (False, None, "a fire drill takes the node"),
+            (False, Course(at=T0, mode="idle", reason="cheap"), "a fire drill takes the node"),
+            (True, None, "the work moves to another gang"),
+            (True, Course(at=T0, mode="on-demand", reason="cheap"), "the work moves to another gang"),
+            (True, Course(at=T0, mode="idle", reason="cheap", place="p/r/t"), "the work moves to another gang"),
+            (True, Course(at=T0, mode="idle", reason="cheap"), "the job waits for spot"),
+        ],
+    )
+    def test_why_we_take_a_gang_away_ourselves_is_told(self, moved: bool, course: Course | None, reason: str) -> None:
+        leaving = view(job=make_job(course=course), drill_until=at(30), moved=moved)
+        told, end = decide_attempt(leaving, at(1)), decide_attempt(leaving, at(30))
+        assert isinstance(told, a.Tell)
+        assert isinstance(end, a.Advance)
+        assert (told.reason, end.reason) == (reason, reason)
+        sooner = replace(leaving, nodes=(replace(leaving.nodes[0], notice_until=at(20)),))
+        taken = decide_attempt(sooner, at(20))
+        assert isinstance(taken, a.Advance)
+        assert taken.reason == "the place takes the node back"
+
     def test_one_nodes_notice_is_every_ranks(self) -> None:
         two = view(ranks=2)
         noticed = replace(two, nodes=(replace(two.nodes[0], notice_until=at(60)), two.nodes[1]))
@@ -275,6 +298,20 @@ class TestKept:
         assert isinstance(action, a.Advance)
         assert action.reason == "an agent of the gang that was kept does not wait"
 
+    @pytest.mark.parametrize(
+        ("seen", "after"),
+        [
+            (Look.UNKNOWN, 2.5),
+            (alive(), 2.5),  # one of two
+            (GangSeen(name="g", state=GangState.RUNNING, nodes=[NodeSeen(rank=n, engine_id="e") for n in (0, 1)]), 2.5),
+            (alive(ranks=2), 15),
+        ],
+    )
+    def test_is_looked_at_soon_until_every_node_can_be_billed(self, seen: a.Seen, after: float) -> None:
+        """Until then nobody can take it over."""
+        kept = view(AttemptPhase.KEPT, ranks=2, seen=seen, kept_since=T0, kept_until=at(600))
+        assert decide_attempt(kept, at(10)) == a.LookAgain(after=timedelta(seconds=after))
+
 
 class TestEnding:
     def test_asks_for_the_removal_and_again_if_it_shows_no_effect(self) -> None:
@@ -304,6 +341,26 @@ class TestEnding:
         )  # fmt: skip
         action = decide_attempt(absent, at(1))
         assert isinstance(action, a.Advance) == over
+
+    @pytest.mark.parametrize(
+        ("denied", "unsure", "launched", "over"),
+        [
+            (True, False, None, True),
+            (False, False, None, False),
+            (True, True, None, False),  # an earlier request was never answered
+            (True, False, T0, False),  # an earlier one was granted
+        ],
+    )
+    def test_a_place_that_said_no_to_the_only_request_is_believed_at_once(
+        self, denied: bool, unsure: bool, launched: datetime | None, over: bool
+    ) -> None:
+        """Also where the row says nothing of it: its job was stopped while the answer was on its way."""
+        absent = view(
+            AttemptPhase.ENDING, seen=Look.ABSENT, missed_looks=1, missed_since=T0, outcome=Outcome.STOPPED,
+            launched_at=launched,
+        )  # fmt: skip
+        action = decide_attempt(replace(absent, denied=denied, unsure=unsure), at(1))
+        assert isinstance(action, a.Advance) is over
 
     def test_a_place_that_shows_nothing_yet_is_asked_to_remove_all_the_same(self) -> None:
         absent = view(AttemptPhase.ENDING, seen=Look.ABSENT)

@@ -1,10 +1,12 @@
 """Single decisions of the deadline policies."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remuda.planner.spot.auto import Auto
 from remuda.planner.spot.policies import POLICIES, find_policy
-from remuda.planner.spot.view import NOWHERE, Market, Mode, PolicyMaker, Quote, Terms, View
+from remuda.planner.spot.view import GRAIN_S, NOWHERE, Market, Mode, PolicyMaker, Quote, Terms, View
 
 HOUR = 3600.0
 TERMS = Terms(work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=0.5 * HOUR, markets=(Market(name="a"),))
@@ -78,3 +80,67 @@ def test_policies_are_found_by_their_names_and_aliases() -> None:
     assert find_policy("up") is POLICIES["uniform-progress"]
     with pytest.raises(KeyError):
         find_policy("none")
+
+
+@pytest.mark.parametrize(
+    ("now", "mode", "up", "expected"),
+    [
+        (4.49, Mode.ON_DEMAND, False, Mode.ON_DEMAND),
+        (4.5, Mode.ON_DEMAND, True, Mode.ON_DEMAND),  # a way back to spot takes half an hour, and so does the way out
+        (4.01, Mode.ON_DEMAND, True, Mode.ON_DEMAND),
+        (3.99, Mode.IDLE, True, Mode.SPOT),
+        (4.01, Mode.IDLE, True, Mode.ON_DEMAND),
+        (4.5, Mode.IDLE, False, Mode.ON_DEMAND),
+        (6.0, Mode.SPOT, True, Mode.SPOT),  # it is there already, and lasts as long as it does
+    ],
+)
+def test_auto_changes_to_spot_only_with_time_to_leave_it_again(
+    now: float, mode: Mode, up: bool, expected: Mode
+) -> None:
+    policy = Auto(TERMS)
+    policy.learn(-100 * HOUR, [Quote(up, 0.3)])  # as it has been for long
+    assert policy.decide(view(now, 10, mode, up)).mode is expected
+
+
+def test_auto_gives_spot_up_for_its_price_only_where_that_pays_for_the_change() -> None:
+    """Half an hour of overhead at a dollar: so much has to be saved on the work that is left."""
+    for usd_hr, mode in ((1.04, Mode.SPOT), (1.06, Mode.ON_DEMAND)):
+        assert Auto(TERMS).decide(view(1, 10, Mode.SPOT, True, usd_hr=usd_hr)).mode is mode
+    late = view(4.6, 10, Mode.SPOT, True, usd_hr=1.06)
+    assert Auto(TERMS).decide(late).mode is Mode.SPOT, "no time is left for the change"
+
+
+def test_auto_in_several_markets_goes_on_demand_where_it_costs_least() -> None:
+    markets = (Market(name="a", on_demand_usd_hr=1.0), Market(name="b", on_demand_usd_hr=0.9), Market(name="c"))
+    terms = Terms(work_s=10 * HOUR, deadline_s=11 * HOUR, overhead_s=0.5 * HOUR, markets=markets)
+    quotes = (Quote(False, 0.3),) * 3
+    late = View(0.6 * HOUR, 10 * HOUR, Mode.IDLE, 0, 0.0, quotes)
+    assert Auto(terms).decide(late)[:2] == (Mode.ON_DEMAND, 1)
+    moves = ((0.0, 2.0, 0.0), (2.0, 0.0, 2.0), (0.0, 2.0, 0.0))
+    far = Terms(work_s=10 * HOUR, deadline_s=11 * HOUR, overhead_s=0.5 * HOUR, markets=markets, move_usd=moves)
+    assert Auto(far).decide(late)[:2] == (Mode.ON_DEMAND, 0), "the checkpoint's way there is paid too"
+
+
+moments = st.tuples(st.floats(0.05, 3), st.booleans(), st.booleans(), st.floats(0.1, 1.2))
+
+
+@given(st.integers(1, 2), st.floats(0.5, 10), st.sampled_from(Mode), st.lists(moments, min_size=1, max_size=8))
+def test_auto_never_waits_beyond_the_last_safe_moment(
+    count: int, left: float, mode: Mode, seen: list[tuple[float, bool, bool, float]]
+) -> None:
+    """Whatever it has learned: what it decides always leaves the time to start once on demand and do all the work."""
+    markets = tuple(Market(name=name) for name in "ab"[:count])
+    terms = Terms(work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=0.5 * HOUR, markets=markets)
+    policy, now = Auto(terms), 0.0
+    for passed, *up, usd_hr in seen:
+        now += passed
+        quotes = tuple(Quote(bool(there), float(usd_hr)) for there in up[:count])
+        decision = policy.decide(View(now * HOUR, left * HOUR, mode, 0, 0.0, quotes))
+        last_s = terms.deadline_s - left * HOUR - terms.overhead_s
+        if mode is not Mode.SPOT and now * HOUR >= last_s:
+            assert decision.mode is Mode.ON_DEMAND
+        if decision.mode is Mode.IDLE and mode is not Mode.SPOT:
+            assert decision.again_s <= last_s + GRAIN_S
+            assert decision.again_s > now * HOUR
+        if decision.mode is Mode.SPOT and (mode is not Mode.SPOT or decision.market != 0):
+            assert now * HOUR <= last_s - terms.overhead_s + GRAIN_S

@@ -3,19 +3,25 @@
 import asyncio
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
 
 from remuda.control.attempts import Advance
 from remuda.control.clock import Clock
 from remuda.control.warm.gangs import Kept, WarmGangs
-from remuda.control.warm.keep import fits, keep_or_end
+from remuda.control.warm.keep import bill_gang, closing_charges, fits, keep_or_end
+from remuda.costs.metering import total
+from remuda.domain.events import Charge, ChargeKind
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Limits, Retry, Task, Volume, VolumeKind
 from remuda.domain.units import HourlyRate, Money
+from remuda.providers.base import GangSeen, GangState, NodeSeen
 from remuda.store.base import Changes
 from remuda.store.memory import MemoryStore
 
@@ -129,3 +135,111 @@ def test_a_gang_whose_time_is_over_is_nobodys(seconds: float, found: bool) -> No
         assert isinstance(await warm.find(make_job("k", name="next"), lambda offer: True), Kept) is found
 
     asyncio.run(story())
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def seen(*lives: tuple[float, float | None], rates: tuple[tuple[float, int], ...] = ()) -> GangSeen:
+    """A gang whose ranks began and ended at these minutes, at prices per hour since when."""
+    nodes = [
+        NodeSeen(
+            rank=rank, engine_id=str(rank), started_at=NOW + since * MINUTE,
+            ended_at=None if until is None else NOW + until * MINUTE,
+        )
+        for rank, (since, until) in enumerate(lives)
+    ]  # fmt: skip
+    prices = tuple((NOW + at * MINUTE, HourlyRate(micros)) for at, micros in rates)
+    return GangSeen(name="g", state=GangState.RUNNING, nodes=nodes, rates=prices)
+
+
+def lines(charges: list[Charge]) -> list[tuple[str, int, float, float, int]]:
+    """Kind, rank, from and until in minutes, and micro-dollars."""
+    return [(str(c.kind), c.rank, (c.since - NOW) / MINUTE, (c.until - NOW) / MINUTE, c.amount.micros) for c in charges]
+
+
+AN_HOUR = replace(ATTEMPT, offer=replace(OFFER, rate=HourlyRate(60), minimum_charge=30 * MINUTE))  # 1 a minute
+
+
+def test_the_time_in_which_a_gang_is_kept_has_lines_of_its_own() -> None:
+    kept = replace(AN_HOUR, kept_since=NOW + 10 * MINUTE)
+    assert lines(bill_gang(kept, seen((0, None), (2, 15)), NOW + 20 * MINUTE, final=False)) == [
+        ("node", 0, 0, 10, 10),
+        ("kept", 0, 10, 20, 10),
+        ("node", 1, 2, 10, 8),
+        ("kept", 1, 10, 15, 5),
+    ]
+    assert lines(bill_gang(kept, seen((0, 8)), NOW + 20 * MINUTE, final=False)) == [("node", 0, 0, 8, 8)]
+    early = replace(seen((0, None)), nodes=[NodeSeen(rank=0, engine_id="0")])
+    assert bill_gang(kept, early, NOW + 20 * MINUTE, final=True) == [], "it has not begun"
+
+
+def test_who_takes_a_gang_over_pays_from_then_on_and_the_minimum_is_of_the_whole_life() -> None:
+    adopted = replace(AN_HOUR, adopted_at=NOW + 10 * MINUTE)
+    assert lines(bill_gang(adopted, seen((0, 20)), NOW + 99 * MINUTE, final=True)) == [
+        ("node", 0, 10, 20, 10),
+        ("minimum", 0, 20, 30, 10),
+    ]
+    assert lines(bill_gang(adopted, seen((0, 40)), NOW + 99 * MINUTE, final=True)) == [("node", 0, 10, 40, 30)]
+    assert lines(bill_gang(adopted, seen((12, None)), NOW + 14 * MINUTE, final=False)) == [("node", 0, 12, 14, 2)]
+    dearer = seen((0, None), rates=((0, 60), (15, 120)))
+    assert lines(bill_gang(adopted, dearer, NOW + 20 * MINUTE, final=False)) == [
+        ("node", 0, 10, 15, 5),
+        ("node", 0, 15, 20, 10),
+    ]
+
+
+KEPT = replace(AN_HOUR, nodes=2, kept_since=NOW + 10 * MINUTE)
+
+
+def written(attempt: Attempt, told: GangSeen, minute: float, *, final: bool = False) -> dict[object, Charge]:
+    """The rows as a store keeps them: one for each rank, kind and beginning."""
+    charges = bill_gang(attempt, told, NOW + minute * MINUTE, final=final)
+    return {(c.attempt_id, c.rank, c.kind, c.since): c for c in charges}
+
+
+@pytest.mark.parametrize("looked", [8, 10, 11])
+def test_a_gang_that_is_handed_on_is_paid_until_that_moment(looked: float) -> None:
+    """However long ago the last look was: rows that it wrote are made longer, or closed where the keeping began."""
+    rows = written(KEPT, seen((0, None), (2, None)), looked)
+    closed = closing_charges(KEPT, rows.values(), NOW + 12 * MINUTE)
+    assert closed is not None
+    rows.update({(c.attempt_id, c.rank, c.kind, c.since): c for c in closed})
+    assert sorted(lines(list(rows.values()))) == [
+        ("kept", 0, 10, 12, 2),
+        ("kept", 1, 10, 12, 2),
+        ("node", 0, 0, 10, 10),
+        ("node", 1, 2, 10, 8),
+    ]
+
+
+def test_a_gang_that_is_not_billed_whole_is_not_handed_on() -> None:
+    rows = list(written(KEPT, seen((0, None)), 11).values())
+    assert closing_charges(KEPT, rows, NOW + 12 * MINUTE) is None
+    others = [replace(row, attempt_id="j-9", rank=1) for row in rows]
+    minimum = [replace(row, kind=ChargeKind.MINIMUM, rank=1) for row in rows]
+    assert closing_charges(KEPT, [*rows, *others, *minimum], NOW + 12 * MINUTE) is None
+    assert closing_charges(KEPT, [*rows, replace(rows[-1], rank=1)], NOW + 12 * MINUTE) is not None
+
+
+minutes = st.integers(1, 50)
+
+
+@given(minutes, minutes, minutes, minutes, st.integers(0, 60))
+def test_the_owners_of_a_gang_pay_its_life_together_once(
+    work: int, wait: int, again: int, late: int, least: int
+) -> None:
+    """Of whole minutes at a whole price, so that nothing is rounded."""
+    offer = replace(OFFER, rate=HourlyRate(60), minimum_charge=least * MINUTE)
+    first = replace(ATTEMPT, offer=offer, kept_since=NOW + work * MINUTE)
+    handed, end = work + wait, work + wait + again
+    rows = written(first, seen((0, None)), max(0.5, handed - late))
+    closed = closing_charges(first, rows.values(), NOW + handed * MINUTE)
+    assert closed is not None
+    rows.update({(c.attempt_id, c.rank, c.kind, c.since): c for c in closed})
+    second = replace(ATTEMPT, id="k-1", offer=offer, adopted_at=NOW + handed * MINUTE)
+    rows.update(written(second, seen((0, end)), end + late, final=True))
+    assert total(rows.values()).micros == max(end, least)
+    stretches = sorted((c.since, c.until) for c in rows.values())
+    assert stretches[0][0] == NOW
+    assert all(one[1] == two[0] for one, two in pairwise(stretches))

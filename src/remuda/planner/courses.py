@@ -475,7 +475,9 @@ def _within_budget(setting: Setting, standpoint: Standpoint, view: View, decisio
         return decision
     hours = (view.left_s + setting.terms.overhead_s) / _HOUR_S
     left = standpoint.budget_left.micros / 1e6
-    if setting.terms.markets[decision.market].on_demand_usd_hr * hours <= left:
+    stays = view.mode is Mode.ON_DEMAND and view.market == decision.market  # it pays for no other start
+    needed = (view.left_s + view.loading_s) / _HOUR_S if stays else hours
+    if setting.terms.markets[decision.market].on_demand_usd_hr * needed <= left:
         return decision
     up = [index for index, quote in enumerate(view.quotes) if quote.up and quote.usd_hr * hours <= left]
     if not up:

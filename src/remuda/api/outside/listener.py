@@ -64,15 +64,20 @@ def listen_outside(home: Home, settings: Settings) -> OutsideListener | None:
             "choose another address or port for server.tls_listen",
         ) from error
     try:
+        address = told_address(settings, host, sock.getsockname()[1])
         certificate = load_certificate(home.file("tls.pem"))
     except (ValueError, OSError) as error:
+        sock.close()
         raise HomeError(
             "settings-invalid",
             f"{home.file('tls.pem')} cannot be used: {error}",
             "a damaged one can be deleted, which dismisses agents that know it",
         ) from error
+    except HomeError:
+        sock.close()
+        raise
     sock.setblocking(False)
-    return OutsideListener(sock, told_address(settings, host, sock.getsockname()[1]), certificate)
+    return OutsideListener(sock, address, certificate)
 
 
 def read_listen(settings: Settings) -> tuple[str, int]:

@@ -78,7 +78,8 @@ class Sight:
                 continue
             since = self._missed.setdefault(each.id, now)
             if now - since >= self._settle and now - each.started_at >= self._settle:
-                known[each.id] = replace(each, ended_at=since, reason=each.reason or "EC2 shows the instance no more")
+                ended = max(since, each.started_at)  # told by EC2's clock, and `since` by ours
+                known[each.id] = replace(each, ended_at=ended, reason=each.reason or "EC2 shows the instance no more")
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
 
     async def _rate(self, record: Record) -> Record:

@@ -1,0 +1,234 @@
+"""What leaves a node while its work runs and when it ends: which files are due, and what is said where they fail."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from remuda.agent.data import mirror as module
+from remuda.agent.data.mirror import STILL_S, Mirror, send_changed
+from remuda.agent.data.paths import find_output, remember, remember_sent
+from remuda.agent.data.send import is_due
+from remuda.agent.data.web import CannotMove
+from remuda.agent.work.environment import Places
+from remuda.agent.work.folder import CannotBuild
+
+
+class StillLoop:
+    """Calls nothing by itself."""
+
+    def after(self, seconds: float, call: Callable[[], None]) -> object:
+        return object()
+
+    def cancel(self, timer: object) -> None:
+        pass
+
+
+class Looks(Mirror):
+    """Its processes are told of and begin nothing."""
+
+    refuses = ""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.stills: list[float] = []
+        self.ended = 0
+        places, work = SimpleNamespace(home="/home"), SimpleNamespace(mirrored={0: 60.0, 1: 30.0})
+
+        def send(config: object, work: object, places: object, still_s: float, *more: object) -> int:
+            self.stills.append(still_s)
+            return 0
+
+        monkeypatch.setattr(module, "send_changed", send)
+        loop, config, given = StillLoop(), SimpleNamespace(), (places, work)
+        super().__init__(loop, config, *given, -1, self.say)  # type: ignore[arg-type]
+
+    def say(self, kind: str, name: str, text: str) -> None:
+        self.said.append(f"{name}: {text}")
+
+    def done(self) -> None:
+        self.ended += 1
+
+    def _run(self, home: str, call: Callable[[], int]) -> str:
+        if not self.refuses:
+            call()
+            self._process = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]
+        return self.refuses
+
+    def over(self, problem: str | None = "", files: int = 1) -> None:
+        """The process ends, having said this; None: it says nothing."""
+        if problem is not None:
+            self._wrote(json.dumps({"files": files, "problem": problem, "seconds": 3.5}).encode() + b"\n")
+        self._gone()
+
+
+def test_the_last_look_comes_after_the_work_and_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    assert looks._every_s == 30
+    looks._tick()
+    looks._tick()  # one at a time
+    assert looks.stills == [STILL_S]
+    looks.finish(looks.done)
+    assert (looks.stills, looks.ended) == ([STILL_S], 0)
+    looks.over()
+    assert (looks.stills, looks.ended) == ([STILL_S, 0.0], 0), "what was written during the look before is not safe"
+    looks.over()
+    assert (looks.stills, looks.ended, looks.said) == ([STILL_S, 0.0], 1, [])
+    assert looks.seconds == 3.5
+
+
+def test_a_node_that_goes_soon_has_its_outputs_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    looks.hurry()
+    assert looks.stills == [STILL_S]
+    looks.finish(looks.done)
+    looks.over()
+    looks.hurry()
+    assert looks.stills == [STILL_S, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [("gs://b: refused", "gs://b: refused"), (None, "it was killed")],
+)
+def test_last_changes_that_do_not_arrive_are_told(
+    monkeypatch: pytest.MonkeyPatch, problem: str | None, told: str
+) -> None:
+    looks = Looks(monkeypatch)
+    looks.finish(looks.done)
+    looks.over(problem)
+    assert looks.ended == 1
+    assert looks.said == [f"unsafe: the last changes of the outputs may not have arrived: {told}"]
+
+
+def test_a_look_that_is_cut_short_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    looks._tick()
+    looks.finish(looks.done)
+    looks.kill()
+    looks.over(None)
+    assert (looks.stills, looks.ended) == ([STILL_S], 1)
+    assert looks.said[-1].endswith("may not have arrived: there was no time left to send them")
+
+
+def test_a_last_look_that_cannot_begin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    looks.refuses = "no more processes"
+    looks.finish(looks.done)
+    assert looks.ended == 1
+    assert looks.said[-1].endswith("may not have arrived: no more processes")
+
+
+def test_a_problem_is_told_once_for_as_long_as_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    for problem, told in (("a", 1), ("a", 1), ("b", 2), ("", 2), ("b", 3)):
+        looks._tick()
+        looks.over(problem, files=0)
+        assert len(looks.said) == told
+    assert looks.said[0] == "unsafe: outputs are not safe: a; it is tried again every 30 s"
+    assert looks.seconds == 0, "of looks that had something to send"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "known", "still_s", "due"),
+    [
+        (10, None, 2, True),
+        (1, None, 2, False),
+        (1, None, 0, True),
+        (10, "same", 2, False),
+        (10, "same", 0, False),
+        (10, "size", 0, True),
+        (10, "time", 0, True),
+        (-10, None, 2, True),  # its time is in the future: a clock was set
+    ],
+)
+def test_what_is_sent_has_changed_and_is_still(
+    tmp_path: Path, age_s: float, known: str | None, still_s: float, due: bool
+) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(b"123")
+    os.utime(path, (time.time() - age_s,) * 2)
+    at = path.stat().st_mtime_ns
+    kept = {"same": [3, at], "size": [4, at], "time": [3, at - 1], None: [0, 0]}[known]
+    assert is_due(str(path), "model", {"model": kept, "other": [3, at]}, still_s) is due
+
+
+def test_a_file_that_is_gone_is_told_of_only_when_nothing_writes_any_more(tmp_path: Path) -> None:
+    assert not is_due(str(tmp_path / "gone"), "gone", {}, 2)
+    assert is_due(str(tmp_path / "gone"), "gone", {}, 0)
+
+
+def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
+    return SimpleNamespace(inputs=list(inputs), outputs=[output], mirrored={0: 1.0})
+
+
+def make_places(tmp_path: Path) -> Places:
+    places = Places(str(tmp_path))
+    (tmp_path / "work").mkdir()
+    return places
+
+
+def test_what_was_brought_from_the_very_place_is_known_to_be_there(tmp_path: Path) -> None:
+    places, far = make_places(tmp_path), "s3://b/x"
+    brought = tmp_path / "work" / "data"
+    brought.mkdir()
+    (brought / "a").write_text("1")
+    remember(places, 0, str(brought))
+    seen = (brought / "a").stat()
+    known = {"a": [1, seen.st_mtime_ns]}
+    assert find_output(places, make_work((far, "data"), output=("data", far)), 0) == (str(brought), known)
+    assert find_output(places, make_work((far, "data"), output=("data", "s3://b/y")), 0) == (str(brought), {})
+    assert find_output(places, make_work((far, "other"), output=("data", far)), 0) == (str(brought), {})
+    there = f"{tmp_path}/inputs/0"
+    assert find_output(places, make_work((far, "/data"), output=("/data", far)), 0) == (there, known)
+    assert find_output(places, make_work((far, "/data"), output=("/data", "s3://b/y")), 0) == (there, {})
+    assert find_output(places, make_work(output=("/else", far)), 0) == ("/else", {})
+    with pytest.raises(CannotBuild):
+        find_output(places, make_work(output=("../else", far)), 0)
+
+
+def test_what_was_sent_goes_before_what_was_brought(tmp_path: Path) -> None:
+    places, far = make_places(tmp_path), "s3://b/x"
+    (tmp_path / "brought-0.json").write_text(json.dumps({"a": [1, 1], "b": [2, 2]}))
+    remember_sent(places, 0, {"a": [9, 9]})
+    _, known = find_output(places, make_work((far, "data"), output=("data", far)), 0)
+    assert known == {"a": [9, 9], "b": [2, 2]}
+
+
+def test_an_output_that_fails_keeps_the_others_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = make_places(tmp_path)
+    targets = ["s3://b/0", "s3://b/1", "s3://b/2"]
+    work = SimpleNamespace(
+        inputs=[], outputs=[(str(at), each) for at, each in enumerate(targets)], mirrored=dict.fromkeys(range(3), 1.0)
+    )
+    for name in ("0", "1"):
+        (tmp_path / "work" / name).write_text(name)
+    asked: list[tuple[int, object]] = []
+
+    def send(
+        config: object, index: int, path: str, target: str, tell: Callable[[str], None], known: Any, **how: object
+    ) -> Any:
+        asked.append((index, how["still_s"]))
+        known[f"sent {index}"] = [1, 1]
+        if index == 0:
+            raise CannotMove("refused")
+        return SimpleNamespace(files=2, end=lambda: tell("two files"))
+
+    monkeypatch.setattr(module, "send_output", send)
+    config: Any = None
+    given: Any = work
+    assert send_changed(config, given, places, 2.0) == 0
+    assert asked == [(0, 2.0), (1, 2.0)], "the third is not there yet"
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert lines[0] == {"moved": "two files"}
+    assert (lines[1]["files"], lines[1]["problem"]) == (2, "s3://b/0: refused")
+    for index in (0, 1):
+        known = json.loads((tmp_path / f"sent-{index}.json").read_text())
+        assert known == {f"sent {index}": [1, 1]}, "what did arrive is not sent again"

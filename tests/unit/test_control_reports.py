@@ -1,0 +1,170 @@
+"""What agents' messages and claims mean for the rows, and how long what is left of a budget lets an agent go on."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from remuda.control.agents.claims import find_objection
+from remuda.control.agents.desk import first_lease, lease_paid_by
+from remuda.control.agents.reports import Report, apply_messages, step_of
+from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
+from remuda.domain.messages import Message, MessageKind
+from remuda.domain.offers import Offer
+from remuda.domain.tasks import Checkpoint, Limits, Task
+from remuda.domain.units import HourlyRate, Money
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
+OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
+TASK = Task(name="n", run="x", grace=10 * SECOND, limits=Limits(unattended=10 * HOUR))
+JOB = Job(id="j", project="p", name="n", task=TASK, phase=JobPhase.RUNNING, submitted_at=NOW, since=NOW, attempt=1)
+ATTEMPT = Attempt(
+    id="j-1", job_id="j", project="p", number=1, gang="g", offer=OFFER, nodes=1, phase=AttemptPhase.RUNNING,
+    reason="because", created_at=NOW, since=NOW,
+)  # fmt: skip
+NODE = Node(
+    attempt_id="j-1", project="p", rank=0, phase=NodePhase.RUNNING, claim="n", claimed_at=NOW - HOUR, last_seq=4
+)
+
+
+def message(kind: str, seq: int = 5, **fields: object) -> Message:
+    made = Message(seq=seq, at=NOW - SECOND, kind=kind)
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def applied(*messages: Message, node: Node = NODE, attempt: Attempt = ATTEMPT) -> Report:
+    return apply_messages(JOB, attempt, node, messages, NOW)
+
+
+def test_messages_are_applied_once_in_order_and_up_to_a_gap() -> None:
+    many = [message(MessageKind.PROGRESS, seq, values={"step": seq}) for seq in (8, 6, 5, 4, 3)]
+    report = applied(*many)
+    assert (report.node.progress, report.node.last_seq, report.node.heard_at) == ({"step": 6}, 6, NOW)
+    again = applied(*many, node=report.node)
+    assert (again.node, again.moved, again.saved) == (report.node, False, False)
+
+
+def test_what_a_newer_agent_says_beyond_our_words_counts_as_heard() -> None:
+    report = applied(message("poem"), message(MessageKind.PROGRESS, 6, values={"step": 1}))
+    assert (report.node.last_seq, report.node.progress, report.events) == (6, {"step": 1}, [])
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        *((each.value, each) for each in Outcome if each not in (Outcome.CAPACITY, Outcome.REFUSED, Outcome.TIMEOUT)),
+        ("capacity", Outcome.NODE),  # what no agent can know
+        ("refused", Outcome.NODE),
+        ("timeout", Outcome.NODE),
+        ("poem", Outcome.NODE),
+        (None, Outcome.NODE),
+    ],
+)
+def test_an_exit_is_what_an_agent_can_know(said: str | None, outcome: Outcome) -> None:
+    report = applied(message(MessageKind.EXITED, outcome=said, exit_code=3))
+    assert (report.node.phase, report.node.exit_outcome, report.node.exit_code) == (NodePhase.EXITED, outcome, 3)
+    assert (report.node.exited_at, report.node.exit_reason, report.moved) == (NOW - SECOND, "exit code 3", True)
+
+
+def test_nothing_follows_an_exit() -> None:
+    over = replace(NODE, phase=NodePhase.EXITED, exit_code=0, exit_outcome=Outcome.SUCCEEDED)
+    later = applied(
+        message(MessageKind.EXITED, 5, outcome="exit", exit_code=1), message(MessageKind.RUNNING, 6), node=over
+    )
+    assert later.node == replace(over, last_seq=6, heard_at=NOW)
+    assert (later.events, later.moved) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("at", "kept"), [(NOW - 2 * HOUR, NOW - HOUR), (NOW - SECOND, NOW - SECOND), (NOW + HOUR, NOW)]
+)
+def test_a_nodes_clock_moves_no_time_before_its_claim_or_after_now(at: datetime, kept: datetime) -> None:
+    report = applied(replace(message(MessageKind.RUNNING), at=at))
+    assert (report.node.phase, report.node.running_at, report.moved) == (NodePhase.RUNNING, kept, True)
+
+
+def test_a_notice_counts_from_now_and_advice_from_when_it_was_first_heard() -> None:
+    noticed = applied(message(MessageKind.NOTICE, seconds=120.0, source="EC2"))
+    assert (noticed.node.notice_until, noticed.moved) == (NOW + 120 * SECOND, True)
+    advised = applied(message(MessageKind.EVENT, name="advice", text="at risk"))
+    assert (advised.node.risk_at, advised.moved) == (NOW - SECOND, True)
+    known = replace(NODE, risk_at=NOW - HOUR)
+    assert applied(message(MessageKind.EVENT, name="advice"), node=known).node.risk_at == NOW - HOUR
+    other = applied(message(MessageKind.EVENT, name="note", text="hello"))
+    assert (other.node.risk_at, other.moved, other.events[0].text) == (None, False, "hello")
+
+
+def test_a_checkpoint_tells_of_itself_and_leaves_what_it_does_not_tell() -> None:
+    known = replace(ATTEMPT, checkpoint_cost=3 * SECOND, checkpoint_rate=7.0)
+    plain = applied(message(MessageKind.CHECKPOINT, newest_at=NOW - HOUR, bytes=100), attempt=known)
+    assert (plain.attempt.checkpoint_at, plain.attempt.checkpoint_bytes) == (NOW - HOUR, 100)
+    assert (plain.attempt.checkpoint_cost, plain.attempt.checkpoint_rate, plain.saved) == (3 * SECOND, 7.0, True)
+    told = message(MessageKind.CHECKPOINT, newest_at=NOW + HOUR, bytes=100, sent=50, seconds=2.0, cost_s=0.5)
+    measured = applied(told, attempt=known).attempt
+    assert (measured.checkpoint_at, measured.checkpoint_rate) == (NOW, 25.0), "nothing was saved in the future"
+    assert measured.checkpoint_cost == SECOND / 2
+    assert applied(replace(told, cost_s=-1.0), attempt=known).attempt.checkpoint_cost == 3 * SECOND
+    assert applied(replace(told, seconds=0.0), attempt=known).attempt.checkpoint_rate == 7.0
+    assert applied(replace(told, newest_at=None), attempt=known).attempt.checkpoint_at == NOW - SECOND
+
+
+@pytest.mark.parametrize(
+    ("said", "length"),
+    [
+        (250.0, SECOND / 4),
+        (None, 2 * SECOND),
+        (0, 2 * SECOND),
+        (-1.0, 2 * SECOND),
+        ("fast", 2 * SECOND),
+        (9e7, 2 * SECOND),
+    ],
+)
+def test_a_step_is_as_long_as_the_work_says_else_as_its_author_expects(
+    said: float | str | None, length: timedelta
+) -> None:
+    node = NODE if said is None else replace(NODE, progress={"step_ms": said})
+    job = replace(JOB, task=replace(TASK, checkpoint=Checkpoint(path="c", step=2 * SECOND)))
+    assert step_of(job, node) == length
+    bare = timedelta(0) if length == 2 * SECOND else length
+    assert step_of(JOB, node) == bare
+
+
+def test_who_claimed_a_rank_is_heard_until_its_attempt_is_over() -> None:
+    assert find_objection(ATTEMPT, NODE, "n") is None
+    assert find_objection(replace(ATTEMPT, phase=AttemptPhase.ENDING), NODE, "n") is None, "its exit is on its way"
+    for attempt, nonce, told in (
+        (ATTEMPT, "other", "rank 0 is claimed by another agent"),
+        (replace(ATTEMPT, phase=AttemptPhase.ENDED), "n", "attempt 1 is over: because"),
+    ):
+        objection = find_objection(attempt, NODE, nonce)
+        assert objection is not None
+        assert objection.reason == told
+    assert find_objection(ATTEMPT, replace(NODE, claim=None), "n") is not None
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "nodes", "lease"),
+    [
+        (None, None, 1, 10 * HOUR),
+        (1_000_000, None, 1, HOUR - 15 * SECOND),  # less its grace and the margin
+        (1_000_000, 400_000, 1, 0.6 * HOUR - 15 * SECOND),
+        (1_000_000, 400_000, 2, 0.3 * HOUR - 15 * SECOND),
+        (1_000_000, 1_000_000, 1, timedelta(0)),
+        (1_000_000, 2_000_000, 1, timedelta(0)),
+        (20_000_000, 0, 1, 10 * HOUR),
+        (5_000, 0, 1, 9 * SECOND),  # the end takes half of what is next to nothing
+    ],
+)
+def test_a_gang_is_launched_with_no_more_time_than_the_rest_of_the_budget_pays(
+    budget: int | None, spent: int | None, nodes: int, lease: timedelta
+) -> None:
+    limits = replace(TASK.limits, budget=None if budget is None else Money(budget))
+    job, attempt = replace(JOB, task=replace(TASK, limits=limits)), replace(ATTEMPT, nodes=nodes)
+    assert first_lease(job, attempt, None if spent is None else Money(spent)) == lease
+    free = replace(attempt, offer=replace(OFFER, rate=HourlyRate(0)))
+    assert first_lease(job, free, None if spent is None else Money(spent)) == 10 * HOUR
+
+
+def test_a_budget_of_ages_is_no_length_that_cannot_be_counted() -> None:
+    assert lease_paid_by(Money(10**18), HourlyRate(1), JOB) < timedelta(days=5000)

@@ -1,0 +1,207 @@
+"""What the job reconciler makes of a look at a place: what a job is told, what is charged, when it looks again."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from remuda.control import attempts as gangs
+from remuda.control.clock import Clock
+from remuda.control.reconcile import JobReconciler, _told_by_the_job
+from remuda.control.scene import Scene
+from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, Outcome
+from remuda.domain.offers import Offer
+from remuda.domain.places import Hold
+from remuda.domain.tasks import Task
+from remuda.domain.units import HourlyRate
+from remuda.providers.base import GangSeen, GangState, NodeSeen
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))
+JOB = Job(
+    id="j",
+    project="p",
+    name="n",
+    task=Task(name="n", run="x"),
+    phase=JobPhase.STARTING,
+    reason="starts on p/r/t",
+    submitted_at=NOW,
+    since=NOW,
+    attempt=1,
+)
+QUEUED = GangSeen(name="g1", state=GangState.QUEUED, reason="Resources")
+STARTING = GangSeen(name="g1", state=GangState.STARTING, reason="pulls the image")
+
+
+class Still:
+    """A clock that stands."""
+
+    def now(self) -> datetime:
+        return NOW
+
+
+def make_reconciler(holds: Sequence[Hold] = ()) -> JobReconciler:
+    async def list_holds() -> Sequence[Hold]:
+        return holds
+
+    store, outside = SimpleNamespace(holds=list_holds), SimpleNamespace()
+    return JobReconciler(cast(Any, store), cast(Clock, Still()), cast(Any, outside))
+
+
+def make_attempt(number: int = 1, phase: AttemptPhase = AttemptPhase.BOOTING, **changes: object) -> Attempt:
+    made = Attempt(
+        id=f"j-{number}", job_id="j", project="p", number=number, gang=f"g{number}", offer=OFFER, nodes=1, phase=phase,
+        reason="the place accepted the launch", created_at=NOW, since=NOW,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def tell_wait(seen: gangs.Seen, attempt: Attempt, job: Job = JOB, times: int = 1) -> tuple[Scene, list[str]]:
+    """The scene after so many looks that saw this, and the texts of the events."""
+    reconciler, scene = make_reconciler(), Scene(job, [make_attempt(), attempt], [])
+    reconciler._remember(attempt).seen = seen
+    for _ in range(times):
+        reconciler._tell_wait(scene, scene.attempts[attempt.number], NOW)
+    return scene, [event.text for event in scene.take_changes().events]
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (QUEUED, "waits at p: Resources"),
+        (replace(QUEUED, reason=""), "waits at p: in its queue"),
+        (STARTING, "starts at p: pulls the image"),
+        (
+            replace(QUEUED, eta=NOW + timedelta(hours=1)),
+            "waits at p: Resources, expected to start 2030-01-01 01:00 UTC",
+        ),
+        (replace(QUEUED, eta=NOW), "waits at p: Resources"),
+    ],
+)
+def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -> None:
+    scene, events = tell_wait(seen, make_attempt(), times=3)
+    assert (scene.job.reason, scene.attempts[1].reason, events) == (told, told, [told])
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        replace(STARTING, reason=""),
+        replace(STARTING, state=GangState.RUNNING),
+        gangs.Look.ABSENT,
+        gangs.Look.UNKNOWN,
+    ],
+)
+def test_what_says_no_reason_changes_none(seen: gangs.Seen) -> None:
+    scene, events = tell_wait(seen, make_attempt())
+    assert (scene.job, scene.attempts[1], events) == (JOB, make_attempt(), [])
+
+
+def test_a_gang_that_works_waits_for_nothing() -> None:
+    running = make_attempt(phase=AttemptPhase.RUNNING)
+    scene, events = tell_wait(QUEUED, running)
+    assert (scene.job, scene.attempts[1], events) == (JOB, running, [])
+
+
+@pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING])
+def test_what_a_second_gang_waits_for_is_not_the_jobs_reason(phase: JobPhase) -> None:
+    job = replace(JOB, phase=phase, reliefs=(2,), numbered=2)
+    scene, events = tell_wait(QUEUED, make_attempt(2), job)
+    assert scene.job == job
+    assert (scene.attempts[2].reason, events) == ("waits at p: Resources", ["waits at p: Resources"])
+
+
+def test_a_job_that_is_being_stopped_keeps_the_reason_of_its_stop() -> None:
+    job = replace(JOB, phase=JobPhase.STOPPING, reason="stopped by its user", stop_reason="stopped by its user")
+    scene, _ = tell_wait(QUEUED, make_attempt(), job)
+    assert scene.job == job
+
+
+def test_another_expected_start_is_written_and_is_no_event() -> None:
+    reconciler, scene = make_reconciler(), Scene(JOB, [make_attempt()], [])
+    for hours in (1, 2):
+        reconciler._remember(make_attempt()).seen = replace(QUEUED, eta=NOW + timedelta(hours=hours))
+        reconciler._tell_wait(scene, scene.attempts[1], NOW)
+    assert scene.job.reason.endswith("02:00 UTC")
+    assert len(scene.take_changes().events) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stop", "told"),
+    [
+        (Outcome.SUCCEEDED, None, True),
+        (Outcome.STOPPED, None, True),
+        (Outcome.LIMIT, Outcome.LIMIT, True),
+        (Outcome.LIMIT, None, False),
+        (Outcome.NODE, Outcome.LIMIT, False),
+        (None, None, False),
+    ],
+)
+def test_an_end_is_told_by_the_job_or_by_its_attempt(outcome: Outcome | None, stop: Outcome | None, told: bool) -> None:
+    assert _told_by_the_job(replace(JOB, stop_outcome=stop), outcome) is told
+
+
+def hold(host: str, rank: int, gang: str = "g1") -> Hold:
+    return Hold(host=host, gang=gang, rank=rank, project="p", cpus=1, memory_mib=0)
+
+
+HOLDS = (hold("farm/z", 1, "other"), hold("farm/a", 0), hold("farm/b", 1))
+BROKEN = make_attempt(
+    nodes=2, offer=replace(OFFER, shared=True), outcome=Outcome.NODE, reason="GPU fault: Xid 79", first_failed_rank=1
+)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "place"),
+    [
+        (BROKEN, "farm/b"),
+        (replace(BROKEN, first_failed_rank=0), "farm/a"),
+        (replace(BROKEN, first_failed_rank=None), BROKEN.offer.key),
+        (replace(BROKEN, gang="unknown"), BROKEN.offer.key),
+        (replace(BROKEN, nodes=1), BROKEN.offer.key),
+        (replace(BROKEN, offer=OFFER), OFFER.key),
+        (replace(BROKEN, reason="slow link: 40 Mbit/s"), BROKEN.offer.key),
+    ],
+)
+def test_of_several_shared_hosts_the_one_with_the_broken_gpu_is_avoided(attempt: Attempt, place: str) -> None:
+    assert asyncio.run(make_reconciler(HOLDS)._failed_place(attempt)) == place
+
+
+def look(started: int) -> GangSeen:
+    nodes = [NodeSeen(rank=rank, engine_id=str(rank), started_at=NOW if rank < started else None) for rank in range(2)]
+    return GangSeen(name="g1", state=GangState.RUNNING, nodes=nodes)
+
+
+def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node() -> None:
+    attempt = make_attempt(phase=AttemptPhase.RUNNING, nodes=2)
+    reconciler, scene = make_reconciler(), Scene(JOB, [attempt], [[Node(attempt_id="j-1", project="p", rank=0)]])
+    memory = reconciler._remember(attempt)
+    for started, seconds, charged in ((1, 10, 1), (2, 20, 2), (2, 64, 0), (2, 65, 2)):
+        memory.told, memory.told_at = look(started), NOW + timedelta(seconds=seconds)
+        reconciler._accrue(scene, NOW)
+        charges = scene.take_changes().charges
+        assert len(charges) == charged, (started, seconds)
+        assert all(charge.amount.micros == 1000 * seconds for charge in charges)
+
+
+def test_a_kept_gang_that_is_not_billed_yet_is_looked_at_often() -> None:
+    """Until then nobody can take it over."""
+    attempt = make_attempt(phase=AttemptPhase.KEPT)
+    reconciler = make_reconciler()
+    memory = reconciler._remember(attempt)
+    for age, after in ((0.0, 0.1), (4.0, 1.0), (400.0, 15.0)):
+        interval = reconciler._look_interval(attempt, memory, NOW + timedelta(seconds=age))
+        assert interval.total_seconds() == after
+    memory.accrued_at = NOW
+    assert reconciler._look_interval(attempt, memory, NOW) == gangs.POLL
+
+
+def test_a_server_that_has_just_begun_is_not_sure_what_an_earlier_one_asked_for() -> None:
+    reconciler = make_reconciler()
+    old = reconciler._remember(make_attempt(created_at=NOW - timedelta(seconds=1)))
+    new = reconciler._remember(make_attempt(2))
+    assert [(each.doubt, each.unsure) for each in (old, new)] == [(True, True), (False, False)]

@@ -1,0 +1,292 @@
+"""What is made of a deadline policy's word before it is followed: the last moment, the budget, dearer and cheaper."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from math import inf
+
+import pytest
+
+from remuda.domain.jobs import Attempt
+from remuda.domain.markets import Observation, Sight
+from remuda.domain.offers import Offer, Purchase
+from remuda.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from remuda.domain.units import HourlyRate, Money
+from remuda.planner.courses import (
+    AHEAD,
+    NOT_AHEAD,
+    Advice,
+    Setting,
+    Standpoint,
+    advise,
+    find_setting,
+    is_about_as_cheap,
+    share_done,
+)
+from remuda.planner.markets import Knowledge
+from remuda.planner.spot.view import Decision, Mode, Policy, Terms, View
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
+FIXED = Offer(
+    provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)
+)
+SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
+HOME = (SPOT, FIXED)
+TASK = Task(
+    name="digits",
+    run="train",
+    resources=Resources(spot=SpotPolicy.AUTO),
+    checkpoint=Checkpoint(path="c", every=timedelta(minutes=10)),
+    limits=Limits(deadline_after=20 * HOUR),
+    work=Work(samples=36_000, rates={"cpu": 1.0}),
+)  # ten hours
+
+
+def elsewhere(micros: int, purchase: Purchase = Purchase.SPOT) -> Offer:
+    return replace(FIXED, zone="b", purchase=purchase, rate=HourlyRate(micros))
+
+
+def at(hours: float = 20, **changes: object) -> Standpoint:
+    return replace(Standpoint(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
+
+
+def setting_of(standpoint: Standpoint, *more: Offer, task: Task = TASK) -> Setting:
+    found = find_setting(task, (*HOME, *more), Knowledge(), standpoint)
+    assert found is not None
+    return found
+
+
+class Says:
+    """A policy with one opinion, until it has another."""
+
+    def __init__(self, first: Decision, until_s: float = inf, then: Decision | None = None) -> None:
+        self._first, self._until_s, self._then = first, until_s, then or first
+
+    def __call__(self, terms: Terms) -> Policy:
+        return self
+
+    def decide(self, view: View) -> Decision:
+        return self._first if view.now_s < self._until_s else self._then
+
+
+def advised(
+    standpoint: Standpoint,
+    says: Decision,
+    *more: Offer,
+    slack: timedelta | None = None,
+    avoid: Mapping[str, datetime] | None = None,
+    until_s: float = inf,
+    then: Decision | None = None,
+) -> Advice:
+    """What comes of a policy's word where so much slack is left; without `slack`, at the submission."""
+    setting, terms = setting_of(standpoint, *more), setting_of(standpoint, *more).terms
+    left_s = max(0.01, 1 - standpoint.done) * terms.work_s
+    now = NOW if slack is None else NOW + timedelta(seconds=terms.deadline_s - left_s) - slack
+    return advise(setting, Knowledge(), standpoint, now, avoid=avoid, make=Says(says, until_s, then))
+
+
+def overhead(standpoint: Standpoint | None = None) -> timedelta:
+    return timedelta(seconds=setting_of(standpoint or at()).terms.overhead_s)
+
+
+IDLE = Decision(Mode.IDLE, 0, inf, "waits")
+ON_SPOT = Decision(Mode.SPOT, 0, inf, "spot while it lasts")
+ON_DEMAND = Decision(Mode.ON_DEMAND, 0, inf, "no spot")
+
+
+class TestLastMoment:
+    def test_spot_that_does_not_come_up_is_left_while_on_demand_still_ends_in_time(self) -> None:
+        standpoint = at(current=SPOT)
+        late = advised(standpoint, ON_SPOT, slack=overhead() - SECOND)
+        assert (late.mode, late.offers) == (Mode.ON_DEMAND, (FIXED,))
+        assert late.reason == "spot has not come up, and this is the last moment"
+        assert advised(standpoint, ON_SPOT, slack=overhead() + SECOND).stay
+
+    def test_spot_that_saves_nothing_is_left_while_all_of_it_can_be_done_again(self) -> None:
+        unsaved = overhead() + 1200 * SECOND
+        standpoint = at(current=SPOT, works=True, done=0.5, unsaved=unsaved)
+        late = advised(standpoint, ON_SPOT, slack=overhead() + unsaved - SECOND)
+        assert late.mode is Mode.ON_DEMAND
+        assert late.reason == "nothing was saved for too long, and this is the last moment"
+        assert advised(standpoint, ON_SPOT, slack=overhead() + unsaved + SECOND).stay
+
+    def test_spot_that_saves_as_it_should_is_kept_to_the_end(self) -> None:
+        standpoint = at(current=SPOT, works=True, done=0.5, unsaved=overhead() - SECOND)
+        assert advised(standpoint, ON_SPOT, slack=SECOND).stay
+
+    def test_on_demand_that_comes_up_is_never_too_late(self) -> None:
+        assert advised(at(current=FIXED), ON_DEMAND, slack=SECOND).stay
+
+    def test_the_last_resort_is_the_cheapest(self) -> None:
+        near = elsewhere(900_000, Purchase.ON_DEMAND)
+        late = advised(at(current=SPOT), ON_SPOT, near, slack=overhead() - SECOND)
+        assert late.offers == (near, FIXED)
+
+
+class TestBudget:
+    """Ten hours and a start: on demand a dollar an hour, on spot 30 cents."""
+
+    def hours(self, standpoint: Standpoint) -> float:
+        return 10 + overhead(standpoint) / HOUR
+
+    def usd(self, amount: float) -> Money:
+        return Money(round(amount * 1e6))
+
+    def test_on_demand_is_gone_to_where_the_budget_pays_it_to_the_end(self) -> None:
+        enough = at(budget_left=self.usd(self.hours(at()) + 0.01))
+        assert advised(enough, ON_DEMAND).offers == (FIXED,)
+        less = advised(at(budget_left=self.usd(self.hours(at()) - 0.01)), ON_DEMAND)
+        assert (less.mode, less.offers) == (Mode.SPOT, (SPOT,))
+        assert less.reason == "the budget does not pay for on-demand to the end (no spot)"
+
+    def test_a_course_that_nothing_pays_for_is_gone_on_with(self) -> None:
+        """The limit itself ends the job; until then an estimate may have been too long."""
+        enough = at(budget_left=self.usd(0.3 * self.hours(at()) + 0.01))
+        assert advised(enough, ON_DEMAND).mode is Mode.SPOT
+        poor = at(budget_left=self.usd(0.3 * self.hours(at()) - 0.01))
+        assert advised(poor, ON_DEMAND).offers == (FIXED,)
+
+    def test_spot_that_is_not_there_is_no_way_out(self) -> None:
+        poor = at(budget_left=self.usd(5))
+        assert advised(poor, ON_DEMAND, avoid={SPOT.key: NOW + HOUR}).offers == (FIXED,)
+
+    def test_of_several_the_cheapest_spot_is_taken(self) -> None:
+        cheap = elsewhere(200_000)
+        assert advised(at(budget_left=self.usd(5)), ON_DEMAND, cheap).offers[0] == cheap
+
+    def test_spot_is_never_given_up_for_the_budget(self) -> None:
+        assert advised(at(budget_left=Money(1)), ON_SPOT).mode is Mode.SPOT
+
+    def test_on_demand_that_works_is_kept_where_the_budget_pays_for_the_rest(self) -> None:
+        """It has started already, and what goes on pays for no other start."""
+        works = at(current=FIXED, works=True, done=0.9, budget_left=self.usd(1.01))
+        assert advised(works, ON_DEMAND, slack=SECOND).stay
+        poor = replace(works, budget_left=self.usd(0.99))
+        assert advised(poor, ON_DEMAND, slack=SECOND).mode is Mode.SPOT
+        coming = replace(works, works=False, starting_for=timedelta(0))
+        assert advised(coming, ON_DEMAND, slack=SECOND).mode is Mode.SPOT, "its start is still to be paid"
+        assert advised(replace(coming, starting_for=overhead()), ON_DEMAND, slack=SECOND).stay
+
+
+class TestWaiting:
+    def test_spot_elsewhere_for_about_the_price_is_not_waited_for_at_home(self) -> None:
+        home = at(home=SPOT)
+        away = {SPOT.key: NOW + 30 * HOUR}
+        near, dear = elsewhere(329_000), elsewhere(331_000)
+        found = advised(home, IDLE, near, avoid=away)
+        assert (found.mode, found.offers) == (Mode.SPOT, (near,))
+        assert advised(home, IDLE, dear, avoid=away).mode is Mode.IDLE
+        enough = 2 * overhead(home)
+        assert advised(home, IDLE, near, avoid=away, slack=enough + SECOND).mode is Mode.SPOT
+        assert advised(home, IDLE, near, avoid=away, slack=enough - SECOND).mode is Mode.IDLE
+
+    @pytest.mark.parametrize(("micros", "mode"), [(999_000, Mode.IDLE), (1_000_000, Mode.ON_DEMAND)])
+    def test_spot_that_saves_nothing_is_not_waited_for(self, micros: int, mode: Mode) -> None:
+        dear = replace(SPOT, rate=HourlyRate(micros))
+        setting = find_setting(TASK, (dear, FIXED), Knowledge(), at())
+        assert setting is not None
+        advice = advise(setting, Knowledge(), at(), NOW, avoid={dear.key: NOW + HOUR}, make=Says(IDLE))
+        assert advice.mode is mode
+
+    def test_a_gang_on_demand_is_given_back_only_for_a_long_wait(self) -> None:
+        """Of ten starts at the least: a new one has to pay."""
+        standpoint = at(current=FIXED, works=True, done=0.1)
+        long_s = 10 * overhead(standpoint).total_seconds()
+        assert long_s > 3600
+        for until_s, mode in ((long_s - 1, Mode.ON_DEMAND), (long_s + 1, Mode.IDLE)):
+            advice = advised(standpoint, IDLE, until_s=until_s, then=ON_DEMAND)
+            assert advice.mode is mode
+            assert advice.stay is (mode is Mode.ON_DEMAND)
+
+    def test_a_job_without_a_gang_waits_however_short_it_is(self) -> None:
+        assert advised(at(home=SPOT), IDLE, until_s=1, then=ON_DEMAND, avoid={SPOT.key: NOW + HOUR}).mode is Mode.IDLE
+
+
+class TestLeaving:
+    def test_spot_at_risk_is_left_for_spot_of_about_the_price_alone(self) -> None:
+        risky = at(current=SPOT, works=True, done=0.1, at_risk=True)
+        near, dear = elsewhere(329_000), elsewhere(331_000)
+        left = advised(risky, ON_SPOT, near)
+        assert (left.mode, left.offers, left.reason) == (Mode.SPOT, (near,), AHEAD)
+        stays = advised(risky, ON_SPOT, dear)
+        assert (stays.stay, stays.reason) == (True, NOT_AHEAD)
+        assert advised(risky, ON_SPOT, near, avoid={near.key: NOW + HOUR}).reason == NOT_AHEAD
+        assert advised(replace(risky, at_risk=False), ON_SPOT, near).stay
+        assert advised(replace(risky, works=False), ON_SPOT, near).stay
+
+    def test_on_demand_is_left_for_what_saves_a_twentieth_of_the_rest_with_its_start(self) -> None:
+        works = at(current=FIXED, works=True, done=0.1)
+        least = 0.95 * 9 / (9 + overhead(works) / HOUR)  # dollars an hour
+        better = elsewhere(round(least * 1e6) - 100, Purchase.ON_DEMAND)
+        worse = elsewhere(round(least * 1e6) + 100, Purchase.ON_DEMAND)
+        left = advised(works, ON_DEMAND, better)
+        assert (left.mode, left.offers, left.stay) == (Mode.ON_DEMAND, (better,), False)
+        assert advised(works, ON_DEMAND, worse).stay
+        assert advised(replace(works, works=False), ON_DEMAND, better).stay
+        assert advised(works, ON_DEMAND, better, slack=overhead(works) + SECOND).offers == (better,)
+        assert advised(works, ON_DEMAND, better, slack=overhead(works) - SECOND).stay
+
+    def test_after_the_chosen_spot_come_those_of_about_its_price(self) -> None:
+        near, dear = elsewhere(320_000), replace(elsewhere(340_000), zone="c")
+        assert advised(at(), ON_SPOT, dear, near).offers == (SPOT, near)
+
+
+class TestSettings:
+    def test_a_place_that_has_too_few_nodes_or_said_no_lately_has_no_spot(self) -> None:
+        no = Observation(market=SPOT.key, sight=Sight.REFUSED, at=NOW - SECOND)
+        known = Knowledge(recent={SPOT.key: [no]})
+        for offer, knowledge, mode in (
+            (SPOT, Knowledge(), Mode.SPOT),
+            (SPOT, known, Mode.IDLE),
+            (replace(SPOT, capacity=1), Knowledge(), Mode.IDLE),
+            (replace(SPOT, capacity=2), Knowledge(), Mode.SPOT),
+        ):
+            setting = find_setting(replace(TASK, nodes=2), (offer, FIXED), knowledge, at())
+            assert setting is not None
+            assert advise(setting, knowledge, at(), NOW).mode is mode
+
+    def test_slower_machines_are_left_out_and_the_reference_is_the_cheapest_in_time(self) -> None:
+        task = replace(TASK, work=Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+        fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
+        for hours, run_h, places in ((20, 10, {"m:0", "f:0"}), (8, 5, {"f:0"})):
+            setting = find_setting(task, (*HOME, fast, replace(fast, purchase=Purchase.SPOT)), Knowledge(), at(hours))
+            assert setting is not None
+            assert setting.run_time == run_h * HOUR
+            assert {place.name.rpartition("/")[2] for place in setting.places} == places
+            assert setting.terms.deadline_s == pytest.approx((hours - 0.01 * run_h) * 3600 - 60)
+
+
+def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now() -> None:
+    def ran(number: int, **changes: object) -> Attempt:
+        made = Attempt(
+            id=f"j-{number}", job_id="j", project="p", number=number, gang="g", offer=SPOT, nodes=1, created_at=NOW,
+            since=NOW, running_at=NOW,
+        )  # fmt: skip
+        return replace(made, **changes)  # type: ignore[arg-type]
+
+    lost = ran(1, checkpoint_at=NOW + 2 * HOUR, finished_at=NOW + 3 * HOUR)
+    works = ran(2, running_at=NOW + 4 * HOUR)
+    now = NOW + 5 * HOUR
+    assert share_done(TASK, [lost], now, 1) == pytest.approx(0.2)
+    assert share_done(TASK, [lost, works], now, 2) == pytest.approx(0.3)
+    assert share_done(TASK, [lost, works], now, 1) == pytest.approx(0.2), "what another saved nothing of"
+    bare = replace(TASK, checkpoint=None)
+    assert share_done(bare, [lost, works], now, 2) == pytest.approx(0.1)
+    assert share_done(TASK, [ran(1, running_at=None), ran(2, checkpoint_at=NOW - HOUR)], now, 9) == 0
+    assert share_done(TASK, [works], now + 99 * HOUR, 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("work", "rate", "cheap"),
+    [
+        (None, 330_000, True),
+        (None, 330_001, False),
+        (TASK.work, 330_000, True),
+        (Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_000, True),  # twice as fast
+        (Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_001, False),
+    ],
+)
+def test_places_are_compared_by_what_the_whole_work_costs_there(work: Work | None, rate: int, cheap: bool) -> None:
+    other = replace(SPOT, instance_type="f", vcpus=16, rate=HourlyRate(rate))
+    assert is_about_as_cheap(replace(TASK, work=work), other, SPOT) is cheap
