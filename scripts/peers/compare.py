@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from remuda.domain.tasks import AcceleratorNeed, SpotPolicy, Task
+from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task
 from remuda.spec import SpecError, load_file
 from remuda.spec.peers.accelerators import find_needs
 from remuda.spec.peers.detect import Dialect
@@ -101,7 +101,7 @@ def compare_skypilot(their: Facts, task: Task) -> list[tuple[str, object, object
         names = ours  # a size: SkyPilot lists the names that have it
     spots = {SpotPolicy.ONLY: {True}, SpotPolicy.NEVER: {False}, SpotPolicy.AUTO: {False, True}}
     cpus = {_amount(need.cpus_min, need.cpus_max, their["cpus"]) for need in needs}
-    memory = {_amount(_gib(need.memory_min_mib), _gib(need.memory_max_mib), their["memory"]) for need in needs}
+    memory = {_memory(need, their["memory"]) for need in needs}
     clouds = {name for need in needs for name in need.providers}
     return [
         ("run", their["run"], task.run),
@@ -127,6 +127,12 @@ def _implied(task: Task) -> set[str]:
     wanted = [one.name or "" for need in task.resources.choices for one in need.accelerators]
     tpu = any(name.lower().startswith("tpu") for name in wanted)
     return {"gcp", "kubernetes"} if tpu else set()
+
+
+def _memory(need: Resources, their: list[str]) -> str:
+    if need.memory_per_cpu_mib is not None:
+        return f"{need.memory_per_cpu_mib / 1024:g}x"
+    return _amount(_gib(need.memory_min_mib), _gib(need.memory_max_mib), their)
 
 
 def _gib(mib: int | None) -> float | None:

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Resources, Task, Transfer, Workdir
 from remuda.providers.batch.export import here_document, list_exports, list_notes, make_work
+from remuda.providers.kubernetes import export as kubernetes
+from remuda.providers.kubernetes.wishes import read_wishes
 from remuda.providers.pbs import export as pbs
 from remuda.providers.pbs.script import Wishes
+from remuda.providers.slurm import export as slurm
+from remuda.providers.slurm.script import Wishes as SlurmWishes
 
 
 @settings(deadline=None)
@@ -64,3 +68,12 @@ def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> 
     assert "#PBS -A vision\n" in text
     assert f"\n{start}" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
+def test_memory_for_each_cpu_is_asked_for_as_a_sum() -> None:
+    task = Task(name="t", run="true", resources=Resources(cpus_min=8, memory_per_cpu_mib=4096, memory_min_mib=1024))
+    wishes = Wishes(account="", options=(), python="python3", warning_s=60, gpu_resource="")
+    assert ":ncpus=8:mem=32768mb\n" in pbs.make_export(task, None, 1, wishes)
+    of_slurm = SlurmWishes(account="", qos="", options=(), python="python3", warning_s=60)
+    assert "#SBATCH --mem=32768M\n" in slurm.make_export(task, None, 1, of_slurm)
+    assert "memory: 32768Mi\n" in kubernetes.make_export(task, None, 1, read_wishes({}))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from remuda.catalog.fit import explain, first_failing, match_offers, near_miss
@@ -39,6 +41,10 @@ EIGHT = parse_accelerator("A100:8")
         (Resources(instance="P4D.24XLARGE"), None),
         (Resources(cpus_max=64), Constraint.CPUS),
         (Resources(memory_min_mib=2_000_000), Constraint.MEMORY),
+        (Resources(memory_per_cpu_mib=12 * 1024), None),
+        (Resources(memory_per_cpu_mib=12 * 1024 + 1), Constraint.MEMORY),
+        (Resources(memory_per_cpu_mib=1, memory_min_mib=2_000_000), Constraint.MEMORY),
+        (Resources(memory_per_cpu_mib=1, memory_max_mib=1024), Constraint.MEMORY),
         (Resources(disk_gib=100_000), None),
         (Resources(network=NetworkNeed(min_mbps=1)), Constraint.NETWORK),
         (Resources(providers=("gcp",), regions=("eu",)), Constraint.PROVIDER),
@@ -57,6 +63,11 @@ def test_a_fact_that_is_not_stated_meets_no_need_for_it() -> None:
     assert first_failing(unknown, Resources(memory_min_mib=1)) is Constraint.MEMORY
     assert explain(unknown, Resources(memory_min_mib=1024), Constraint.MEMORY).startswith("does not state its memory")
     assert first_failing(offer(disk_gib=100), Resources(disk_gib=101)) is Constraint.DISK
+    each = Resources(memory_per_cpu_mib=1024)
+    assert first_failing(offer(vcpus=0), each) is Constraint.MEMORY
+    assert (
+        explain(offer(vcpus=0), each, Constraint.MEMORY) == "does not state its CPUs, you asked for 1 GiB for each CPU"
+    )
 
 
 def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
@@ -64,6 +75,11 @@ def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
     assert first_failing(offer(), wish) is Constraint.COUNT
     assert first_failing(offer(shared=True), wish) is None
     assert first_failing(offer(shared=True), Resources(accelerators=parse_accelerator("A100:16"))) is Constraint.COUNT
+    # Of CPUs only those that the job holds need their memory: one, unless it says more.
+    each = Resources(memory_per_cpu_mib=100 * 1024)
+    assert first_failing(offer(), each) is Constraint.MEMORY
+    assert first_failing(offer(shared=True), each) is None
+    assert first_failing(offer(shared=True), replace(each, cpus_min=12)) is Constraint.MEMORY
 
 
 @pytest.mark.parametrize(
@@ -86,6 +102,16 @@ def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
             "is on-demand, you asked for spot (spot: only)",
         ),
         (Resources(cpus_min=100, cpus_max=200), Constraint.CPUS, "has 96 CPUs, you asked for 100 to 200"),
+        (
+            Resources(memory_per_cpu_mib=16 * 1024),
+            Constraint.MEMORY,
+            "has 1152 GiB memory for 96 CPUs, you asked for 16 GiB for each CPU",
+        ),
+        (
+            Resources(memory_per_cpu_mib=16 * 1024, memory_min_mib=2048),
+            Constraint.MEMORY,
+            "has 1152 GiB memory for 96 CPUs, you asked for at least 2 GiB and 16 GiB for each CPU",
+        ),
         (
             Resources(network=NetworkNeed(min_mbps=400_000)),
             Constraint.NETWORK,

@@ -146,10 +146,20 @@ def test_each_alternative_has_its_own_disk_and_memory_for_each_of_its_cpus() -> 
     found = need("{any_of: [{cpus: 8, memory: 4x, disk_size: 100}, {cpus: 16, memory: 2.5x, disk_size: 200}]}")
     assert found.refused == ()
     assert found.task is not None
-    assert [(each.memory_min_mib, each.memory_max_mib, each.disk_gib) for each in found.task.resources.choices] == [
-        (32768, None, 100),
-        (40960, None, 200),
-    ]
+    assert [
+        (each.memory_min_mib, each.memory_per_cpu_mib, each.least_memory_mib(each.cpus_min or 0), each.disk_gib)
+        for each in found.task.resources.choices
+    ] == [(None, 4096, 32768, 100), (None, 2560, 40960, 200)]
+
+
+@pytest.mark.parametrize(("cpus", "bounds"), [("", (None, None)), ("cpus: 8+, ", (8, None)), ("cpus: 8, ", (8, 8))])
+def test_memory_may_go_with_however_many_cpus_there_are(cpus: str, bounds: tuple[float | None, float | None]) -> None:
+    found = need(f"{{{cpus}memory: 3.5x}}")
+    assert found.refused == ()
+    assert found.task is not None
+    wish = found.task.resources
+    assert (wish.cpus_min, wish.cpus_max) == bounds
+    assert (wish.memory_min_mib, wish.memory_max_mib, wish.memory_per_cpu_mib) == (None, None, 3584)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +172,6 @@ def test_each_alternative_has_its_own_disk_and_memory_for_each_of_its_cpus() -> 
         "{infra: aws/us-east-1/us-east-1a}",
         "{disk_tier: ultra}",
         "{image_id: ami-123}",
-        "{memory: 4x}",
-        "{cpus: 8+, memory: 4x}",
         "{any_of: [{infra: aws/us-east-1/us-east-1a}, {infra: gcp}]}",
         "{any_of: [{image_id: ami-1, infra: aws}, {infra: gcp}]}",
         "{priority: 500}",

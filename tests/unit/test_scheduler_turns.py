@@ -71,6 +71,11 @@ def test_only_devices_of_the_offers_kind_are_taken() -> None:
 def test_memory_and_cpus_are_counted() -> None:
     assert hold_for(job("j", memory=8193).task, CPU, HOST, (), ANY, 0) is None
     assert hold_for(job("j", cpus=4.5).task, CPU, HOST, (), ANY, 0) is None
+    each = replace(job("j", cpus=2).task, resources=Resources(cpus_min=2, memory_per_cpu_mib=4096))
+    hold = hold_for(each, CPU, HOST, (), ANY, 0)
+    assert hold is not None
+    assert hold.memory_mib == 8192
+    assert hold_for(each, CPU, replace(HOST, memory_mib=8191), (), ANY, 0) is None
     other = Hold(host=HOST.name, gang="o", rank=0, project="p", cpus=3.5, memory_mib=0)
     assert hold_for(job("j", cpus=0.5).task, CPU, HOST, (other,), ANY, 0) is not None
     assert hold_for(job("j", cpus=0.6).task, CPU, HOST, (other,), ANY, 0) is None

@@ -67,6 +67,7 @@ def needs(draw: st.DrawFn) -> Resources:
         cpus_max=cpus[1],
         memory_min_mib=mib[0],
         memory_max_mib=mib[1],
+        memory_per_cpu_mib=draw(st.none() | st.sampled_from([3 * 1024, 4 * 1024, 8 * 1024 + 1, 100 * 1024])),
         disk_gib=draw(st.none() | st.sampled_from([100, 2000, 50_000])),
         spot=draw(st.sampled_from(SpotPolicy)),
         providers=tuple(draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=2, unique=True))),

@@ -151,6 +151,16 @@ def test_ranges_of_cpus(value: str, least: float | None, most: float | None) -> 
     assert (need.cpus_min, need.cpus_max) == (least, most)
 
 
+def test_memory_for_each_cpu() -> None:
+    need = parse_task("run: x\nresources: {memory: 4x, any_of: [{cpu: 8+}, {memory: 16GB}]}").resources
+    first, second = need.choices
+    assert (first.cpus_min, first.memory_min_mib, first.memory_per_cpu_mib) == (8, None, 4096)
+    assert (second.memory_min_mib, second.memory_per_cpu_mib) == (16_384, None)
+    assert parse_task("run: x\nresources: {memory: 2.5x}").resources.memory_per_cpu_mib == 2560
+    assert "is no memory" in problems("run: x\nresources: {memory: 0x}")
+    assert "cannot read '4x..8x' as memory" in problems("run: x\nresources: {memory: 4x..8x}")
+
+
 @pytest.mark.parametrize(
     ("value", "git", "commit", "path"),
     [

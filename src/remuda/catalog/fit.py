@@ -13,7 +13,7 @@ from remuda.catalog.needs import format_need
 from remuda.catalog.query import Constraint, Matches, NearMiss
 from remuda.catalog.regions import is_region
 from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
+from remuda.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, Resources, SpotPolicy
 from remuda.domain.units import HourlyRate, format_memory, format_rate
 
 PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
@@ -114,8 +114,7 @@ def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
             noun = "CPU" if offer.vcpus == 1 else "CPUs"
             return _gap(noun, _number(offer.vcpus), _range(need.cpus_min, need.cpus_max, _number))
         case Constraint.MEMORY:
-            asked = _range(need.memory_min_mib, need.memory_max_mib, format_memory)
-            return _gap("memory", format_memory(offer.memory_mib) if offer.memory_mib else "", asked)
+            return _memory_gap(offer, need)
         case Constraint.DISK:
             return f"has {offer.disk_gib} GiB of disk, you asked for {need.disk_gib} GiB"
         case Constraint.NETWORK:
@@ -186,7 +185,7 @@ def _meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
         case Constraint.CPUS:
             return _within(offer.vcpus, need.cpus_min, need.cpus_max, offer.shared)
         case Constraint.MEMORY:
-            return _within(offer.memory_mib, need.memory_min_mib, need.memory_max_mib, offer.shared)
+            return _within(*_memory(offer, need), offer.shared)
         case Constraint.DISK:
             return need.disk_gib is None or offer.disk_gib is None or offer.disk_gib >= need.disk_gib
         case Constraint.NETWORK:
@@ -211,6 +210,30 @@ def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -
     return failed is not constraint
 
 
+def memory_bounds(need: Resources, memory_mib: int, cpus: float) -> tuple[int, int | None, int | None]:
+    """A node's memory, and what it must be at least and at most; 0 where what it is measured by is not stated."""
+    if need.memory_per_cpu_mib is None:
+        return memory_mib, need.memory_min_mib, need.memory_max_mib
+    return memory_mib if cpus else 0, need.least_memory_mib(cpus), need.memory_max_mib
+
+
+def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
+    """Of a shared host only the CPUs that the job holds count."""
+    return memory_bounds(need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus)
+
+
+def _memory_gap(offer: Offer, need: Resources) -> str:
+    fixed = need.memory_min_mib is not None or need.memory_max_mib is not None
+    asked = [_range(need.memory_min_mib, need.memory_max_mib, format_memory)] if fixed else []
+    if need.memory_per_cpu_mib is not None:
+        asked.append(f"{format_memory(need.memory_per_cpu_mib)} for each CPU")
+        if offer.memory_mib and not offer.vcpus:
+            return _gap("CPUs", "", asked[-1])
+    has = format_memory(offer.memory_mib) if offer.memory_mib else ""
+    counted = f" for {_number(offer.vcpus)} CPUs" if need.memory_per_cpu_mib is not None and has else ""
+    return _gap(f"memory{counted}", has, " and ".join(asked))
+
+
 def _within(value: float, low: float | None, high: float | None, shared: bool) -> bool:
     if low is None and high is None:
         return True
@@ -222,7 +245,7 @@ def _distance(offer: Offer, need: Resources, constraint: Constraint) -> float:
         case Constraint.CPUS:
             return relative_gap(offer.vcpus, need.cpus_min, need.cpus_max)
         case Constraint.MEMORY:
-            return relative_gap(offer.memory_mib, need.memory_min_mib, need.memory_max_mib)
+            return relative_gap(*_memory(offer, need))
         case Constraint.DISK:
             return relative_gap(offer.disk_gib or 0, need.disk_gib, None)
         case Constraint.NETWORK:

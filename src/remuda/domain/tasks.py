@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from math import ceil
 
 from remuda.domain.units import HourlyRate, Money
 
 Scalar = str | int | float | bool
+DEFAULT_CPUS = 1.0  # held of a shared host by a node of a task that does not say
 URL_SCHEMES = ("s3", "gs", "az", "sftp", "https", "http")  # of inputs; outputs go to all but the last two
 
 
@@ -70,6 +72,7 @@ class Resources:
     cpus_max: float | None = None
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
+    memory_per_cpu_mib: int | None = None  # at least so much for each CPU that the node has, however many those are
     disk_gib: int | None = None
     disk_type: str | None = None
     spot: SpotPolicy = SpotPolicy.NEVER
@@ -80,6 +83,10 @@ class Resources:
     check: NodeCheck | None = None
     any_of: tuple["Resources", ...] = ()  # all wishes of which one will do, this one among them; () is this one alone
     ordered: bool = False  # the first of them that can be had counts, not the cheapest
+
+    def least_memory_mib(self, cpus: float) -> int:
+        """The least memory of a node with that many CPUs."""
+        return max(self.memory_min_mib or 0, ceil((self.memory_per_cpu_mib or 0) * cpus))
 
     @property
     def choices(self) -> tuple["Resources", ...]:

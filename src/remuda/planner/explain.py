@@ -137,6 +137,7 @@ def wish(need: Resources) -> str:
     if not parts:
         sizes = ["1 CPU" if need.cpus_min == 1 else f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
         sizes += [format_memory(need.memory_min_mib)] if need.memory_min_mib else []
+        sizes += [f"{format_memory(need.memory_per_cpu_mib)} for each CPU"] if need.memory_per_cpu_mib else []
         parts.append("node" + (f" with {' and '.join(sizes)}" if sizes else ""))
     if need.spot is SpotPolicy.ONLY:
         parts.append("on spot")

@@ -5,8 +5,7 @@ from datetime import timedelta
 
 from remuda.catalog.accelerators import Precision, find_accelerator, names_matching
 from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task, Work
-from remuda.scheduler.packing import DEFAULT_CPUS
+from remuda.domain.tasks import DEFAULT_CPUS, Task, Work
 
 # Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with two 256-bit fused
 # multiply-add units, 32 operations per cycle and core (https://en.wikipedia.org/wiki/FLOPS, table of operations per

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from remuda.domain.offers import Offer
 from remuda.domain.places import Hold, Host
-from remuda.domain.tasks import Task
+from remuda.domain.tasks import DEFAULT_CPUS, Task
 
-DEFAULT_CPUS = 1.0  # held by a node of a task that does not say
 _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 
@@ -72,7 +71,7 @@ def hold_for(task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner:
     """
     need = task.resources
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
-    memory_mib = need.memory_min_mib or 0
+    memory_mib = need.least_memory_mib(cpus)
     devices = _free_devices(offer, host, holds)[: offer.accelerator_count]
     if len(devices) < offer.accelerator_count:
         return None

@@ -64,6 +64,8 @@ def _needs(need: Resources) -> str:
         parts.append(f"{_range(need.cpus_min, need.cpus_max, lambda value: f'{value:g}')} {noun}")
     if need.memory_min_mib is not None or need.memory_max_mib is not None:
         parts.append(_between(need.memory_min_mib, need.memory_max_mib) + " of memory")
+    if need.memory_per_cpu_mib is not None:
+        parts.append(f"at least {format_memory(need.memory_per_cpu_mib)} of memory for each CPU")
     if need.disk_gib is not None or need.disk_type is not None:
         size = f"{need.disk_gib} GiB of " if need.disk_gib is not None else ""
         parts.append(f"{size}{need.disk_type or ''} disk".replace("  ", " "))

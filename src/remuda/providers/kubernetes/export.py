@@ -144,7 +144,8 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
     if offer is not None:
         return offer.vcpus, offer.memory_mib, offer.accelerator_count
     count = resources.accelerators[0].count_min if resources.accelerators else 0
-    return resources.cpus_min or 1, resources.memory_min_mib or 1024, count
+    cpus = resources.cpus_min or 1
+    return cpus, resources.least_memory_mib(cpus) or 1024, count
 
 
 def _guess_node(need: Resources) -> ClusterNode:

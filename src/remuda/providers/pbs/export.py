@@ -1,4 +1,4 @@
-"""A task as a script for qsub that needs no Remuda: `remuda export pbs`."""
+"""A task as a script for qsub that needs no Remuda: `remuda export pbs TASK.YAML`."""
 
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
@@ -35,7 +35,7 @@ def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> 
     lines = [
         "#!/bin/bash",
         *(f"#PBS {option}" for option in options),
-        f"# Made by `remuda export pbs` from the task {task.name}.",
+        f"# Made by `remuda export pbs TASK.YAML` from the task {task.name}.",
         *(f"# {note}" for note in list_notes(task)),
         'cd "$PBS_O_WORKDIR" || exit 1',
         'work="$PBS_O_WORKDIR/.$PBS_JOBID.sh"',
@@ -59,7 +59,8 @@ def _chunk(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
         kind = gpu_of(offer)
     else:
         gpu = need.accelerators[0] if need.accelerators else None
-        cpus, memory, gpus = max(1, round(need.cpus_min or 1)), need.memory_min_mib or 0, gpu.count_min if gpu else 0
+        cpus, gpus = max(1, round(need.cpus_min or 1)), gpu.count_min if gpu else 0
+        memory = need.least_memory_mib(cpus)
         kind = ""
     chunk = f"{nodes}:ncpus={cpus}"
     chunk += f":mem={memory}mb" if memory else ""

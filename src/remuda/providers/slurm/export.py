@@ -1,4 +1,4 @@
-"""A task as a script for sbatch that needs no Remuda: `remuda export slurm`."""
+"""A task as a script for sbatch that needs no Remuda: `remuda export slurm TASK.YAML`."""
 
 from remuda.domain.offers import Offer
 from remuda.domain.tasks import Task
@@ -25,7 +25,7 @@ def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> 
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
-        f"# Made by `remuda export slurm` from the task {task.name}.",
+        f"# Made by `remuda export slurm TASK.YAML` from the task {task.name}.",
         *(f"# {note}" for note in list_notes(task)),
         *list_exports(task, nodes),
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -56,8 +56,9 @@ def _size(task: Task, offer: Offer | None) -> list[str]:
     need = task.resources
     gpu = need.accelerators[0] if need.accelerators else None
     kind = f":{gpu.name.lower()}" if gpu is not None and gpu.name else ""
+    memory = need.least_memory_mib(max(1, round(need.cpus_min or 1)))
     return [
         *([f"--cpus-per-task={max(1, round(need.cpus_min))}"] if need.cpus_min else []),
-        *([f"--mem={need.memory_min_mib}M"] if need.memory_min_mib else []),
+        *([f"--mem={memory}M"] if memory else []),
         *([f"--gres=gpu{kind}:{gpu.count_min}"] if gpu is not None else []),
     ]

@@ -26,6 +26,7 @@ from remuda.spec.tree import ScalarNode, describe
 _MOST_CPUS = 100_000.0
 _MOST_MIB = 1 << 40  # an exbibyte
 Range = tuple[float | None, float | None]
+Memory = tuple[float | None, float | None, int | None]  # the last is for each CPU
 
 
 def split_range(text: str, unit: Callable[[str], float]) -> Range:
@@ -64,10 +65,13 @@ def _read_cpus(node: ScalarNode) -> Range:
     return split_range(read_text(node), _cpus)
 
 
-def _read_memory(node: ScalarNode) -> Range:
+def _read_memory(node: ScalarNode) -> Memory:
     text = read_text(node)
+    if (times := re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)x", text.strip())) is not None:
+        each = round(_memory(times[1]))
+        return None, None, each
     try:
-        return split_range(text, _memory)
+        return *split_range(text, _memory), None
     except UnitError:
         hint = "numbers are GiB and have no sign" if text.strip().startswith("-") else ""
         raise Wrong(f"cannot read {shown(text)} as memory", suggestion=hint) from None
@@ -139,7 +143,7 @@ _GPU_TEXT = Value(
     schema={"type": "string"},
 )
 _MEMORY_KIND = Value(
-    words="memory such as 16GB, 64GB+ or 16GB..64GB (a bare number is GiB)",
+    words="memory such as 16GB, 64GB+ or 16GB..64GB (a bare number is GiB), or 4x",
     parse=_read_memory,
     schema={"type": ["string", "number"]},
 )
@@ -226,7 +230,8 @@ CPU = Field(name="cpu", kind=_CPU_KIND, help="CPUs of each node: at least so man
 MEMORY = Field(
     name="memory",
     kind=_MEMORY_KIND,
-    help="Memory of each node: at least so much, or a range. A bare number is GiB.",
+    help="Memory of each node: at least so much, or a range. A bare number is GiB; `4x` is at least four GiB for each "
+    "CPU that the node has.",
     example="memory: 64GB",
 )
 DISK_SIZE = Field(name="size", kind=SIZE_KIND, help="The size. A bare number is GiB.", example="size: 200GB")
@@ -397,7 +402,7 @@ def _build_one(table: Table) -> Resources:
     if table.has(GPU) and table.has(ACCELERATOR):
         table.wrong(ACCELERATOR, "`gpu` and `accelerator` are the same", suggestion="keep one of them")
     groups = table.get(GPU) or table.get(ACCELERATOR) or ()
-    cpus, memory = table.get(CPU, (None, None)), table.get(MEMORY, (None, None))
+    cpus, memory = table.get(CPU, (None, None)), table.get(MEMORY, (None, None, None))
     disk_gib, disk_type = table.get(DISK, (None, None))
     return Resources(
         instance=table.get(INSTANCE),
@@ -406,6 +411,7 @@ def _build_one(table: Table) -> Resources:
         cpus_max=cpus[1],
         memory_min_mib=None if memory[0] is None else int(memory[0]),
         memory_max_mib=None if memory[1] is None else int(memory[1]),
+        memory_per_cpu_mib=memory[2],
         disk_gib=disk_gib,
         disk_type=disk_type,
         spot=table.get(SPOT, SpotPolicy.NEVER),
@@ -423,7 +429,7 @@ _SAYS: Mapping[str, tuple[str, ...]] = {
     "gpu": ("accelerators",),
     "accelerator": ("accelerators",),
     "cpu": ("cpus_min", "cpus_max"),
-    "memory": ("memory_min_mib", "memory_max_mib"),
+    "memory": ("memory_min_mib", "memory_max_mib", "memory_per_cpu_mib"),
     "disk": ("disk_gib", "disk_type"),
     "spot": ("spot",),
     "providers": ("providers",),

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from remuda.catalog.fit import ELSEWHERE, relative_gap
+from remuda.catalog.fit import ELSEWHERE, memory_bounds, relative_gap
 from remuda.catalog.query import Constraint
 from remuda.domain.offers import Purchase
 from remuda.domain.tasks import Resources
@@ -78,27 +78,28 @@ def _condition_groups(
     failing = replace(
         fitting, conditions=replace_condition(filters, condition, f"NOT {condition.sql}", condition.values)
     )
-    if condition.column is None:
+    if not condition.columns:
         yield ELSEWHERE, condition.constraint, failing
         return
     shapes, values = failing.shapes_sql()
-    low, high = _bounds(need, condition.constraint)
-    facts = connection.execute(f"SELECT DISTINCT {condition.column} FROM shape WHERE {shapes}", values).fetchall()
-    for (fact,) in facts:
-        conditions = replace_condition(filters, condition, f"{condition.column} = ?", (fact,))
-        yield relative_gap(fact, low, high), condition.constraint, replace(fitting, conditions=conditions)
+    columns = ", ".join(condition.columns)
+    same = " AND ".join(f"{column} = ?" for column in condition.columns)
+    for facts in connection.execute(f"SELECT DISTINCT {columns} FROM shape WHERE {shapes}", values).fetchall():
+        conditions = replace_condition(filters, condition, same, facts)
+        yield _gap(need, condition.constraint, *facts), condition.constraint, replace(fitting, conditions=conditions)
 
 
-def _bounds(need: Resources, constraint: Constraint) -> tuple[float | None, float | None]:
+def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
+    """How far off the constraint this fact is, as `catalog/fit` has it."""
     match constraint:
         case Constraint.CPUS:
-            return need.cpus_min, need.cpus_max
+            return relative_gap(fact, need.cpus_min, need.cpus_max)
         case Constraint.MEMORY:
-            return need.memory_min_mib, need.memory_max_mib
+            return relative_gap(*memory_bounds(need, int(fact), cpus))
         case Constraint.DISK:
-            return need.disk_gib, None
+            return relative_gap(fact, need.disk_gib, None)
         case _:
-            return (need.network.min_mbps if need.network else None), None
+            return relative_gap(fact, need.network.min_mbps if need.network else None, None)
 
 
 def _order(row: Row) -> Sequence[int | str]:

@@ -53,7 +53,7 @@ class Condition:
     constraint: Constraint
     sql: str
     values: tuple[object, ...] = ()
-    column: str | None = None  # the fact it looks at, where nearness depends on it
+    columns: tuple[str, ...] = ()  # the facts it looks at, where nearness depends on them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,17 +247,34 @@ def _conditions(need: Resources) -> Iterator[Condition]:
     if need.instance is not None:
         yield Condition(constraint=Constraint.INSTANCE, sql="shape.instance_type = ?", values=(need.instance,))
     yield from _range(Constraint.CPUS, "shape.vcpus", need.cpus_min, need.cpus_max)
-    yield from _range(Constraint.MEMORY, "shape.memory_mib", need.memory_min_mib, need.memory_max_mib)
+    if need.memory_per_cpu_mib is None:
+        yield from _range(Constraint.MEMORY, "shape.memory_mib", need.memory_min_mib, need.memory_max_mib)
+    else:
+        yield _memory_by_cpus(need, need.memory_per_cpu_mib)
     if need.disk_gib is not None:
         sql = "(shape.disk_gib IS NULL OR shape.disk_gib >= ?)"
-        yield Condition(constraint=Constraint.DISK, sql=sql, values=(need.disk_gib,), column="shape.disk_gib")
+        yield Condition(constraint=Constraint.DISK, sql=sql, values=(need.disk_gib,), columns=("shape.disk_gib",))
     if need.network is not None and need.network.min_mbps is not None:
         sql = "COALESCE(shape.network_mbps, 0) >= ?"
-        values = (need.network.min_mbps,)
-        yield Condition(constraint=Constraint.NETWORK, sql=sql, values=values, column="COALESCE(shape.network_mbps, 0)")
+        values, columns = (need.network.min_mbps,), ("COALESCE(shape.network_mbps, 0)",)
+        yield Condition(constraint=Constraint.NETWORK, sql=sql, values=values, columns=columns)
     if need.providers:
         marks = ", ".join("?" * len(need.providers))
         yield Condition(constraint=Constraint.PROVIDER, sql=f"shape.provider IN ({marks})", values=need.providers)
+
+
+def _memory_by_cpus(need: Resources, each_mib: int) -> Condition:
+    """Memory that has to go with the CPUs, whatever else it must be."""
+    tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
+    tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
+    tests += ["shape.memory_mib <= ?"] if need.memory_max_mib is not None else []
+    values = tuple(mib for mib in (each_mib, need.memory_min_mib, need.memory_max_mib) if mib is not None)
+    return Condition(
+        constraint=Constraint.MEMORY,
+        sql=f"({' AND '.join(tests)})",
+        values=values,
+        columns=("shape.memory_mib", "shape.vcpus"),
+    )
 
 
 def _range(constraint: Constraint, column: str, low: float | None, high: float | None) -> Iterator[Condition]:
@@ -266,7 +283,7 @@ def _range(constraint: Constraint, column: str, low: float | None, high: float |
     tests = [f"{column} > 0", *([f"{column} >= ?"] if low is not None else [])]
     tests += [f"{column} <= ?"] if high is not None else []
     values = tuple(bound for bound in (low, high) if bound is not None)
-    yield Condition(constraint=constraint, sql=f"({' AND '.join(tests)})", values=values, column=column)
+    yield Condition(constraint=constraint, sql=f"({' AND '.join(tests)})", values=values, columns=(column,))
 
 
 def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tuple[int, ...], float]:

@@ -24,6 +24,7 @@ _NOTED = {
     "_requires_fuse": "it is for SkyPilot itself",
 }
 _REFUSED = {
+    # Offers on demand are of a whole region, whose zones the catalog knows by id and providers by name.
     "zone": "zones are chosen by price and capacity; name the region only",
     "volumes": "volumes are not attached yet",
     "local_disk": "a local disk cannot be asked for yet",
@@ -122,7 +123,7 @@ def _read_one(table: MapNode, keeper: Keeper, *, spare: bool) -> Wish:
         elif key.text in _REFUSED:
             keeper.refuse(key.mark, f"resources.{key.text}", _REFUSED[key.text])
     providers, regions = _read_place(table, keeper)
-    cpus, memory = _read_amounts(table, keeper)
+    cpus, memory, per_cpu = _read_amounts(table)
     cost = text_at(table, "max_hourly_cost")
     resources = Resources(
         instance=text_at(table, "instance_type"),
@@ -131,6 +132,7 @@ def _read_one(table: MapNode, keeper: Keeper, *, spare: bool) -> Wish:
         cpus_max=cpus[1],
         memory_min_mib=memory[0],
         memory_max_mib=memory[1],
+        memory_per_cpu_mib=per_cpu,
         disk_gib=_read_disk(table, keeper),
         spot=SpotPolicy.ONLY if flag_at(table, "use_spot") else SpotPolicy.NEVER,
         providers=providers,
@@ -167,21 +169,17 @@ def _read_place(table: MapNode, keeper: Keeper) -> tuple[tuple[str, ...], tuple[
 _Bounds = tuple[float | None, float | None]
 
 
-def _read_amounts(table: MapNode, keeper: Keeper) -> tuple[_Bounds, tuple[int | None, int | None]]:
+def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None], int | None]:
+    """CPUs, memory, and memory for each CPU: SkyPilot means at least so much of whatever number of CPUs it gets."""
     cpus = read_cpus(text_at(table, "cpus") or "")
     memory = read_memory(text_at(table, "memory") or "")
-    if memory is not None and memory[1] == "x":
-        if cpus is not None and not cpus[1]:  # at least so many GiB for each CPU, of so many CPUs exactly
-            memory = memory[0] * cpus[0], "+"
-        else:
-            reason = "so many times the CPUs is known only where `cpus` is one number; write that, or the memory as one"
-            keeper.refuse(mark_of(table, "memory"), "resources.memory", reason)
-            memory = None
     many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])
     if memory is None:
-        return many, (None, None)
+        return many, (None, None), None
     mib = round(memory[0] * 1024)
-    return many, (mib, None if memory[1] else mib)
+    if memory[1] == "x":
+        return many, (None, None), mib
+    return many, (mib, None if memory[1] else mib), None
 
 
 def _read_disk(table: MapNode, keeper: Keeper) -> int | None:
