@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from datetime import date
 from pathlib import Path
 
@@ -121,6 +122,32 @@ def test_spot_is_dearer_than_its_price_by_the_expected_loss(planned: Path) -> No
     (spot,) = placements
     assert spot["wall_time_s"] == pytest.approx(36000 + 120 + spot["spot_loss_s"])
     assert spot["cost_micros"] == pytest.approx(spot["wall_time_s"] / 3600 * 200_000, abs=1)
+
+
+def test_spot_alone_that_costs_more_than_machines_that_stay_is_said_with_its_cause(planned: Path) -> None:
+    text = "resources: {gpu: L4, spot: only}\n" + WORK  # ten hours, begun anew at each preemption
+    assert cost_of(planned, text) > cost_of(planned, text.replace("only", "never"))
+    (warning,) = warnings_of(planned, text)
+    assert re.search(
+        r"spot is expected to cost more than machines that stay: \$6\.\d\d at aws/us-east-1/us-east-1a/l4\.big.*, "
+        r"\$4\.\d\d of it for work done again and new starts, 6\.4 of them, against \$5\.02 at .*l4\.big.*; "
+        "write a `checkpoint`, or let `spot: auto` choose",
+        warning,
+    )
+    assert warnings_of(planned, text + "checkpoint: {path: c, every: 10m}\n") == []
+    assert warnings_of(planned, text.replace("only", "auto")) == []
+    assert warnings_of(planned, text.replace("only", "never")) == []
+    assert warnings_of(planned, "resources: {gpu: L4, spot: only}\n") == []  # nobody knows how long it takes
+
+
+def cost_of(folder: Path, text: str) -> int:
+    placements = plan_of(folder, text)["placements"]
+    assert isinstance(placements, list)
+    return int(placements[0]["cost_micros"])
+
+
+def warnings_of(folder: Path, text: str) -> object:
+    return plan_of(folder, text)["warnings"]
 
 
 def test_no_offer_says_what_would_have_to_change(planned: Path) -> None:

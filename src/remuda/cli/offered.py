@@ -12,7 +12,7 @@ from remuda.catalog.query import Matches
 from remuda.cli.session import Failure
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host, VolumePlace
-from remuda.domain.tasks import Resources, Task
+from remuda.domain.tasks import Resources, SpotPolicy, Task
 from remuda.domain.units import Money
 from remuda.planner.explain import Rejection
 from remuda.planner.placements import Situation
@@ -39,16 +39,20 @@ class Offered:
     here: Sequence[Offer]  # those of `offers` that come from them
     problems: Sequence[str]  # who could not be asked, and why
     situation: Situation
+    fixed: Sequence[Offer] = ()  # of a task for spot alone with stated work: what it would have with `spot: never`
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider knows
 
 
 def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
     """Ask the configured providers and, with `anywhere`, the catalog. Raises Failure."""
-    live = _ask_providers(task)
+    rival = _rival(task)
+    live, rivals = _ask_providers(task, rival)
     matches, fitting, egress, unknown = list(live.matches), list(live.fitting), dict[str, Money](), ""
+    fixed = list(rivals.fitting)
     if anywhere:
-        known, prices, unknown = _ask_catalog(task, live)
+        known, prices, unknown, stays = _ask_catalog(task, live, rival)
         matches.append(known)
+        fixed += stays
         fitting += known.offers
         egress.update(prices)
         if known.matched and task.resources.disk_type is not None:
@@ -61,8 +65,16 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
         here=live.fitting,
         problems=live.problems,
         situation=Situation(output_mib=output_mib, egress=egress, notices=_notices(task)),
+        fixed=fixed,
         unknown=unknown,
     )
+
+
+def _rival(task: Task) -> Task | None:
+    """The same task on machines that stay, where spot alone is wanted and what both would cost can be said."""
+    if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
+        return None
+    return replace(task, resources=replace(task.resources, spot=SpotPolicy.NEVER))
 
 
 def _notices(task: Task) -> dict[str, timedelta]:
@@ -147,8 +159,9 @@ def foresee_outside(settings: "Settings") -> "Outside | None":
     )
 
 
-def _ask_providers(task: Task) -> _Live:
-    live, providers = _Live(), _load_providers()
+def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
+    """What they have for the task, and for its rival."""
+    live, rivals, providers = _Live(), _Live(), _load_providers()
     live.names = sorted(providers)
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
@@ -157,7 +170,9 @@ def _ask_providers(task: Task) -> _Live:
             live.problems += [f"{name} answered in part: {each}" for each in answer.silent]
             live.problems += [f"{name} could not be asked for its volumes: {answer.blind}"] if answer.blind else []
             _add(live, task, name, providers[name], answer)
-    return live
+            if rival is not None:
+                _add(rivals, rival, name, providers[name], answer)
+    return live, rivals
 
 
 def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
@@ -225,7 +240,9 @@ async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
         return replace(answer, blind=str(error))
 
 
-def _ask_catalog(task: Task, live: _Live) -> tuple[Matches, Mapping[str, Money], str]:
+def _ask_catalog(
+    task: Task, live: _Live, rival: Task | None
+) -> tuple[Matches, Mapping[str, Money], str, Sequence[Offer]]:
     from remuda.cli.offers import unknown_names
     from remuda.store.snapshot import Snapshot
     from remuda.store.snapshot.layout import SnapshotError
@@ -234,9 +251,10 @@ def _ask_catalog(task: Task, live: _Live) -> tuple[Matches, Mapping[str, Money],
         with Snapshot.open() as snapshot:
             found = snapshot.match(task.resources)
             unknown = "" if found.matched else unknown_names(snapshot, task.resources, live.names, live.regions)
-            return found, snapshot.egress(), unknown
+            stays = snapshot.match(rival.resources).offers if rival is not None else ()
+            return found, snapshot.egress(), unknown, stays
     except SnapshotError as error:
-        raise Failure(str(error), "`remuda plan --here` does without the catalog") from error
+        raise Failure(str(error), "`--here` does without the catalog") from error
 
 
 def tell_elsewhere(task: Task, file: str) -> str:

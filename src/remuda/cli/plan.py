@@ -100,7 +100,7 @@ def _answer(task: "Task", by: str, limit: int, all_places: bool, here: bool, out
     from remuda.cli.offered import gather
     from remuda.planner.explain import explain, say_no_offer
     from remuda.planner.placements import Objective, View
-    from remuda.planner.rank import plan, warn_of_notices
+    from remuda.planner.rank import plan, warn_of_dear_spot, warn_of_notices
 
     offered = gather(task, anywhere=not here, output_mib=output_mib)
     made = plan(
@@ -113,6 +113,7 @@ def _answer(task: "Task", by: str, limit: int, all_places: bool, here: bool, out
     )
     chances = tell_chances(task, offered.offers, datetime.now(UTC), offered.situation.egress)
     warnings = warn_of_notices(task, offered.offers, offered.situation.notices)
+    warnings += warn_of_dear_spot(task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation)
     found = explain(offered.matches, made, refused=offered.refused)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)

@@ -12,7 +12,7 @@ from heapq import nsmallest
 
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Task
-from remuda.domain.units import HourlyRate, Money, format_duration
+from remuda.domain.units import HourlyRate, Money, format_duration, format_usd
 from remuda.planner.limits import Limiter
 from remuda.planner.pace import fit_stated, say_fit
 from remuda.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss, View
@@ -34,6 +34,27 @@ def warn_of_notices(task: Task, offers: Iterable[Offer], notices: Mapping[str, t
         for text in say_fit(task, notice) if fit is not None and (notice is None or not fit.fits) else ():
             said.setdefault(text, []).append(name)
     return tuple(f"spot at {', '.join(names)}: {text}" for text, names in said.items())
+
+
+def warn_of_dear_spot(
+    task: Task, spots: Iterable[Offer], fixed: Iterable[Offer], now: datetime, situation: Situation
+) -> tuple[str, ...]:
+    """Where a task for spot alone is expected to cost less on machines that stay, and why."""
+    best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
+    if best is None or other is None or best.cost is None or other.cost is None or best.cost <= other.cost:
+        return ()
+    lost, why = best.spot_loss, ""
+    if lost is not None and lost.cost is not None and lost.preemptions is not None:
+        why = f", {format_usd(lost.cost)} of it for work done again and new starts, {lost.preemptions:.1f} of them"
+    do = "write a `checkpoint`" if task.checkpoint is None else "write checkpoints more often"
+    return (
+        f"spot is expected to cost more than machines that stay: {format_usd(best.cost)} at {best.offer.key}{why}, "
+        f"against {format_usd(other.cost)} at {other.offer.key}; {do}, or let `spot: auto` choose",
+    )
+
+
+def _cheapest(task: Task, offers: Iterable[Offer], now: datetime, situation: Situation) -> Placement | None:
+    return next(iter(plan(task, offers, now=now, situation=situation, view=View(limit=1)).placements), None)
 
 
 def rank(
