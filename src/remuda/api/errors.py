@@ -93,7 +93,7 @@ CODES: Mapping[str, Code] = {
     "log-not-found": Code(
         status=404,
         meaning="There is no such attempt or rank.",
-        hint="`remuda status NAME` lists attempts and ranks",
+        hint="`remuda status NAME` lists its attempts and nodes",
     ),
     "gang-not-found": Code(status=410, meaning="The server does not know this gang.", hint="stop and leave"),
     "conflict": Code(
@@ -112,7 +112,9 @@ CODES: Mapping[str, Code] = {
     "machine-not-found": Code(
         status=404, meaning="No machine of this name has joined.", hint="`remuda machines` lists them"
     ),
-    "job-not-running": Code(status=409, meaning="The job has no running nodes.", hint="see `remuda status NAME`"),
+    "job-not-running": Code(
+        status=409, meaning="The job has no running nodes.", hint="`remuda status NAME` says how its nodes are"
+    ),
     "output-waits": Code(
         status=503, meaning="A user at a node has not taken what came before.", hint="send it again after a while"
     ),

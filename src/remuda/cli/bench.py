@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import Failure, param_option, read_params, session
+from remuda.cli.session import Failure, named, param_option, read_params, session
 
 if TYPE_CHECKING:
     from remuda.client import Client
@@ -56,8 +56,10 @@ def command(
     columns = (Column("key", "NODE"), Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
                Column("job"))  # fmt: skip
     rows_out(columns, found, output)
-    if any(rate is None for _, rate, _ in found):
-        raise Failure("not every choice reported progress", "`remuda logs JOB` shows what a job said")
+    silent = [job for _, rate, job in found if rate is None]
+    if silent:
+        hint = f"`remuda logs {named(loaded.task.project, silent[0])}` shows what the job said"
+        raise Failure("not every choice reported progress", hint)
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 import click
 
-from remuda.cli.session import Failure, project_option, session
+from remuda.cli.session import Failure, named, project_option, session
 
 
 @click.group("drill")
@@ -27,4 +27,4 @@ def preempt(name: str, project: str, notice: str) -> None:
     with session() as client:
         job = client.drill_preempt(project, name, notice_s=length.total_seconds())
     click.echo(f"{job.name}: its nodes are told that they go in {format_duration(length)}")
-    click.echo(f"watch it come back: remuda logs -f {job.name}")
+    click.echo(f"watch it come back: remuda logs -f {named(project, job.name)}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from remuda.cli.screen import job_ranks
-from remuda.cli.session import Failure
+from remuda.cli.session import Failure, named
 
 if TYPE_CHECKING:
     from remuda.cli.screen import Screen
@@ -43,7 +43,7 @@ def follow(client: "Client", project: str, name: str, *, after: int = 0, first: 
         summary_out(client, job)
     except KeyboardInterrupt:
         click.echo(f"\ndetached: {name} goes on without this terminal", err=True)
-        there = name if project == "default" else f"{name} -p {project}"
+        there = named(project, name)
         click.echo(f"come back: remuda logs -f {there}    stop it: remuda stop {there}", err=True)
         sys.exit(_DETACHED)
     sys.exit(exit_code(job))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from remuda.domain.tasks import Task
     from remuda.planner.estimate.profile import WorkProfile
 
+_WRITES_ONE = "`remuda estimate TRAIN.PY --save WORK.JSON` writes one"
+
 
 def list_models() -> list[str]:
     """The models whose profiles ship."""
@@ -42,9 +44,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise Failure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
     except ValueError as error:
-        raise Failure(f"{path} is not JSON: {error}", "`remuda estimate --save` writes one", exit_code=2) from error
+        raise Failure(f"{path} is not JSON: {error}", _WRITES_ONE, exit_code=2) from error
     if not isinstance(data, dict):
-        raise Failure(f"{path} is no work profile", "`remuda estimate --save` writes one", exit_code=2)
+        raise Failure(f"{path} is no work profile", _WRITES_ONE, exit_code=2)
     return data
 
 
@@ -55,7 +57,7 @@ def read(data: object, where: str) -> "WorkProfile":
     try:
         return read_profile(data)
     except ProfileError as error:
-        raise Failure(f"{where}: {error}", "`remuda estimate --save` writes one", exit_code=2) from error
+        raise Failure(f"{where}: {error}", _WRITES_ONE, exit_code=2) from error
 
 
 def trace(script: str, arguments: list[str]) -> dict[str, Any]:

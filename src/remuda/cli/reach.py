@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from remuda.cli.session import Failure, session
+from remuda.cli.session import Failure, named, session
 
 if TYPE_CHECKING:
     from remuda.client.tunnel.mux import Tunnel
@@ -34,7 +34,9 @@ def with_tunnel(project: str, target: str, act: Callable[["Tunnel"], Awaitable[_
         try:
             return asyncio.run(run())
         except TunnelLost as error:
-            raise Failure(f"{target}: {error}", f"`remuda status {name}` shows what the job does", 255) from error
+            raise Failure(
+                f"{target}: {error}", f"`remuda status {named(project, name)}` shows what the job does", 255
+            ) from error
         except FarError as error:
             where = f"{target}:{error.filename}" if error.filename else target
             raise Failure(f"{where}: {error.strerror}", exit_code=255) from error

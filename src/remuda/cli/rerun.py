@@ -2,7 +2,7 @@
 
 import click
 
-from remuda.cli.session import Failure, param_option, project_option, read_params, session
+from remuda.cli.session import Failure, named, param_option, project_option, read_params, session
 
 
 @click.command("rerun")
@@ -42,7 +42,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             ceiling_micros=old.ceiling_micros,
         )
         click.echo(f"{new.name}: queued, a rerun of {old.name}")
-        click.echo(f"what differs: remuda diff {old.name} {new.name}")
+        click.echo(f"what differs: remuda diff {old.name} {named(project, new.name)}")
         if not detach:
             follow(client, project, new.name)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.session import Failure, param_option, read_params, session
+from remuda.cli.session import Failure, named, param_option, read_params, session
 
 if TYPE_CHECKING:
     from remuda.client import Client
@@ -101,4 +101,5 @@ def _tell(job: "Submitted", output: str) -> None:
         json_out({"id": job.id, "name": job.name, "project": job.project, "phase": job.phase})
         return
     click.echo(f"{job.name} ({job.id}): {job.phase}")
-    click.echo(f"follow it: remuda logs -f {job.name}    stop it: remuda stop {job.name}")
+    there = named(job.project, job.name)
+    click.echo(f"follow it: remuda logs -f {there}    stop it: remuda stop {there}")

@@ -4,7 +4,7 @@ from typing import IO
 
 import click
 
-from remuda.cli.session import Failure, project_option, session
+from remuda.cli.session import Failure, named, project_option, session
 
 
 @click.group("secret")
@@ -24,7 +24,8 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
     """Set a secret; asks for the value, or reads it from a file or a pipe, so that no argument ever holds it."""
     value = _read_value(name, file)
     if not value:
-        raise Failure("the value is empty", "give one, or `remuda secret delete` the secret", exit_code=2)
+        hint = f"give one; `remuda secret delete {named(project, name)}` removes the secret"
+        raise Failure("the value is empty", hint, exit_code=2)
     with session() as client:
         client.put_secret(project, name, value)
     click.echo(f"secret {name} of project {project} is set")
@@ -46,7 +47,7 @@ def list_secrets(project: str, output: str) -> None:
 
     with session() as client:
         rows = [(secret.name, secret.updated_at) for secret in client.secrets(project)]
-    empty = f"project {project} has no secrets; set one with `remuda secret set NAME`"
+    empty = f"project {project} has no secrets; set one with `remuda secret set {named(project, 'NAME')}`"
     rows_out([Column("name"), Column("updated_at", "SET AT")], rows, output, empty=empty)
 
 

@@ -44,10 +44,19 @@ def project_option(function: _F) -> _F:
     return click.option(
         "-p",
         "--project",
-        default=lambda: os.environ.get("REMUDA_PROJECT", "default"),
+        default=_default_project,
         show_default="REMUDA_PROJECT, or default",
         help="The project the job belongs to.",
     )(function)
+
+
+def _default_project() -> str:
+    return os.environ.get("REMUDA_PROJECT", "default")
+
+
+def named(project: str, name: str) -> str:
+    """A job as other commands take it: with -p where they would look into another project."""
+    return name if project == _default_project() else f"{name} -p {project}"
 
 
 def param_option(function: _F) -> _F:

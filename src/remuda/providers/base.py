@@ -256,7 +256,7 @@ class StatesPolicy(Protocol):
 
 @runtime_checkable
 class Exports(Protocol):
-    """A provider that can write what it would submit; `remuda export NAME` prints it."""
+    """A provider that can write what it would submit; `remuda export NAME TASK.YAML` prints it."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
         """The task's work in the place's own language, without Remuda's agent; None: wherever it fits. Asks nobody."""

@@ -29,7 +29,7 @@ def bring_sif(program: str, config: Config, work: Work, env: dict[str, str]) -> 
     if work.build is not None:
         raise CannotBuild(
             "Apptainer does not build Dockerfiles: build the image where there is podman or docker, push it "
-            "(`remuda image build --push NAME`), and name it"
+            "(`remuda image build TASK.YAML --push NAME`), and name it"
         )
     image = work.image or ""
     folder = config.cache + "/sif"

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from remuda.api.errors import Problem
 from remuda.api.house import House, house_of
 from remuda.api.openapi import document
-from remuda.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job
+from remuda.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
 from remuda.api.wire import MIB, read, read_bytes, reply
 from remuda.client import wire
 from remuda.domain.events import Event
@@ -41,7 +41,8 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
     job = await find_job(house, project, name)
     if ask.rank >= job.task.nodes:
         ranks = "rank 0 alone" if job.task.nodes == 1 else f"ranks 0 to {job.task.nodes - 1}"
-        raise Problem("job-not-running", f"{job.name} has no rank {ask.rank}: it has {ranks}")
+        hint = f"`remuda status {named(job)}` lists its nodes by rank"
+        raise Problem("job-not-running", f"{job.name} has no rank {ask.rank}: it has {ranks}", hint)
     for attempt in await house.store.attempts(job.id):
         if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
             node = await house.store.node(attempt.id, ask.rank)
@@ -50,7 +51,8 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
                 await _tell(house, job, attempt, ask)
                 house.plant.agents.notify(attempt.gang)
                 return reply(wire.ExecStarted(id=made.id), 201)
-    raise Problem("job-not-running", f"rank {ask.rank} of {job.name} does not run: the job is {job.phase}")
+    told = f"rank {ask.rank} of {job.name} does not run: the job is {job.phase}"
+    raise Problem("job-not-running", told, say_what_to_do(job))
 
 
 @router.get(

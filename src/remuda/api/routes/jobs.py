@@ -21,6 +21,7 @@ from remuda.costs.metering import total
 from remuda.domain.jobs import JOB_ENDS, Job, JobPhase
 from remuda.store.base import NotFound
 
+_USUAL_PROJECT = "default"  # of commands that name none
 _LONGEST_WAIT_S = 60.0
 _EVENTS_AT_ONCE = 1000
 _LONGEST_NOTICE_S = 86400
@@ -154,7 +155,11 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
         return await _row(house, await house.plant.jobs.retry(project, name))
     except TooLate as error:
         job = await find_job(house, project, name)
-        raise Problem("job-done" if job.phase is JobPhase.DONE else "job-not-ended", str(error)) from error
+        if job.phase is JobPhase.DONE:
+            hint = f"run it again as a new job with `remuda rerun {named(job)}`"
+            raise Problem("job-done", str(error), hint) from error
+        hint = f"wait for it, or stop it with `remuda stop {named(job)}`"
+        raise Problem("job-not-ended", str(error), hint) from error
 
 
 @router.post(
@@ -174,7 +179,7 @@ async def drill(request: Request, project: ProjectPath, name: JobPath) -> Respon
     try:
         await house.plant.jobs.drill_preempt(project, name, timedelta(seconds=ask.notice_s))
     except TooLate as error:
-        raise Problem("job-not-running", str(error)) from error
+        raise Problem("job-not-running", str(error), say_what_to_do(await find_job(house, project, name))) from error
     return await _row(house, await find_job(house, project, name))
 
 
@@ -184,6 +189,18 @@ async def find_job(house: House, project: str, name: str) -> Job:
         return await house.store.find_job(project, name)
     except NotFound:
         raise Problem("job-not-found", f"project {project} has no job {name}") from None
+
+
+def named(job: Job) -> str:
+    """A job as commands take it."""
+    return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
+
+
+def say_what_to_do(job: Job) -> str:
+    """For one who wanted to reach nodes that do not run."""
+    if job.phase in JOB_ENDS:
+        return f"`remuda logs {named(job)}` has what it said; `remuda rerun {named(job)}` runs it again"
+    return f"`remuda status {named(job)}` says how its nodes are, and what it waits for"
 
 
 def _waits_in_line(job: Job, now: datetime) -> bool:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from remuda.api.errors import Problem
 from remuda.api.house import House, house_of
 from remuda.api.openapi import document
-from remuda.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job
+from remuda.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named
 from remuda.api.wire import MIB
 from remuda.client import LogChunk
 from remuda.domain.jobs import JOB_ENDS, AttemptPhase, Job
@@ -42,9 +42,9 @@ async def logs(
     house = house_of(request)
     job = await find_job(house, project, name)
     if rank >= max(1, job.task.nodes):
-        raise Problem("log-not-found", f"{job.name} has {job.task.nodes} ranks, from 0")
+        raise Problem("log-not-found", f"{job.name} has {job.task.nodes} ranks, from 0", _say_which(job))
     if attempt is not None and attempt > job.attempt:
-        raise Problem("log-not-found", f"{job.name} has had {job.attempt} attempts")
+        raise Problem("log-not-found", f"{job.name} has had {job.attempt} attempts", _say_which(job))
     with house.watch.listen([job.id]) as listener:
         while True:
             chunk = await _piece(house, job, rank, attempt, offset, tail_bytes, only)
@@ -58,6 +58,10 @@ async def logs(
         "Remuda-Log-Over": "true" if chunk.over else "false",
     }
     return Response(chunk.data, 200, headers, "application/octet-stream")
+
+
+def _say_which(job: Job) -> str:
+    return f"`remuda status {named(job)}` lists its attempts and nodes"
 
 
 async def _piece(

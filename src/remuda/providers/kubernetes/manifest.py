@@ -7,7 +7,7 @@ from remuda.providers.base import Feature, Manifest, Setting, SettingKind
 from remuda.providers.settings import gpu_rates, node_price, text
 
 LACKS: Mapping[Feature, str] = {
-    Feature.BUILD: "pods start from images of a registry; `remuda image build --push NAME` makes one to name",
+    Feature.BUILD: "pods start from images of a registry; `remuda image build TASK.YAML --push NAME` makes one to name",
     Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting `pull_secrets` names",
     Feature.NETWORK: "Kubernetes does not say how fast the network between its nodes is, and nodes choose none",
     Feature.DISK: "pods use the disks that the nodes have; size and type cannot be chosen",

@@ -8,7 +8,8 @@ from remuda.providers.settings import gpu_price, login_node, node_price, text
 
 LACKS: Mapping[Feature, str] = {
     Feature.IMAGE: "a cluster's nodes start the agent as a plain process; load what the task needs in its `setup`",
-    Feature.BUILD: "Dockerfiles are built where there is podman or docker; `remuda image build --push NAME` makes one",
+    Feature.BUILD: "Dockerfiles are built where there is podman or docker; "
+    "`remuda image build TASK.YAML --push NAME` makes one",
     Feature.LOGIN: "jobs run in no images here",
     Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the `nfs` export",
     Feature.NETWORK: "PBS does not say how fast the network between its nodes is",

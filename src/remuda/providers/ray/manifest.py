@@ -8,7 +8,8 @@ from remuda.providers.settings import gpu_rates, node_price, text
 
 LACKS: Mapping[Feature, str] = {
     Feature.IMAGE: "jobs run beside Ray on its nodes, which are made from the cluster's own image",
-    Feature.BUILD: "jobs run beside Ray on its nodes; `remuda image build --push NAME` makes an image elsewhere",
+    Feature.BUILD: "jobs run beside Ray on its nodes; "
+    "`remuda image build TASK.YAML --push NAME` makes an image elsewhere",
     Feature.LOGIN: "jobs run in no images here",
     Feature.VOLUMES: "a Ray cluster has no volumes to attach by name; give a `host` folder of its nodes",
     Feature.NETWORK: "Ray does not say how fast the network between its nodes is, and nodes choose none",

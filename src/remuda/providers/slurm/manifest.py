@@ -9,7 +9,8 @@ from remuda.providers.settings import gpu_price, login_node, node_price, text
 
 LACKS: Mapping[Feature, str] = {
     Feature.IMAGE: "the setting `container` does not say what runs images on this cluster's nodes",
-    Feature.BUILD: "Dockerfiles are built where there is podman or docker; `remuda image build --push NAME` makes one",
+    Feature.BUILD: "Dockerfiles are built where there is podman or docker; "
+    "`remuda image build TASK.YAML --push NAME` makes one",
     Feature.LOGIN: "jobs run in no images here",
     Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the `nfs` export",
     Feature.NETWORK: "Slurm does not say how fast the network between its nodes is",

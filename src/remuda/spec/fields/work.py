@@ -104,7 +104,8 @@ RATES = Field(
 PROFILE = Field(
     name="profile",
     kind=text_kind("the path of a work profile, such as work.json", lambda path: path),
-    help="A work profile, which says the rates that are not stated: `remuda estimate --save` writes it.",
+    help="A work profile, which says the rates that are not stated: `remuda estimate TRAIN.PY --save WORK.JSON` writes "
+    "it.",
     example="profile: work.json",
 )
 

@@ -1,0 +1,132 @@
+"""Every command that a text of ours names exists, with these options and enough arguments, as the parser has it."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import click
+import pytest
+
+from remuda.cli.main import cli
+from remuda.cli.session import named
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "src/remuda").rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+HOLE = "HOLE"  # what a program puts into a text
+QUOTED = re.compile(r"`remuda ([^`\n]+)`")
+# `follow it: remuda logs -f NAME    stop it: remuda stop NAME`, and the examples of a help text.
+PLAIN = re.compile(r"(?:\w: |^ {4,})remuda ((?:[a-z-]+|HOLE)(?: [^\n·;]*?)?)(?=  |[;·]|\.?$)", re.MULTILINE)
+SHELL = re.compile(r"^\$ remuda ([^\n]+)$", re.MULTILINE)
+
+
+def list_texts(source: str) -> Iterator[tuple[int, str]]:
+    """The string literals of a program with their lines; what an f-string puts in is a HOLE."""
+    tree = ast.parse(source)
+    parts = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            words = [each.value if isinstance(each, ast.Constant) else HOLE for each in node.values]
+            yield node.lineno, "".join(str(word) for word in words)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value
+
+
+def find_fault(line: str, *, whole: bool) -> str:
+    """Why `remuda LINE` could not be called; "" where it could, or where it only names a command.
+
+    With `whole` False it may also only name an option, as pages do.
+    """
+    words = list(takewhile(lambda word: word not in ("|", "||", ">"), shlex.split(line, comments=True)))
+    command: click.Command = cli
+    context = click.Context(cli, info_name="remuda")
+    path = []
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        path.append(words.pop(0))
+        if path[-1] in (HOLE, "COMMAND"):
+            return ""
+        found = command.get_command(context, path[-1])
+        if found is None:
+            return f"there is no command {' '.join(path)}"
+        command, context = found, click.Context(found, context, path[-1], **found.context_settings)
+    return find_wrong_words(command, context, words, whole) if words else ""
+
+
+def find_wrong_words(command: click.Command, context: click.Context, words: list[str], whole: bool) -> str:
+    try:
+        given, rest, _ = command.make_parser(context).parse_args(list(words))
+    except click.NoSuchOption as error:
+        return error.format_message()
+    except click.UsageError as error:
+        return error.format_message() if whole else ""
+    for param in command.get_params(context):
+        told = given.get(str(param.name))
+        missing = told in (None, (), "") or "UNSET" in str(told)
+        if whole and param.required and missing and not {"-h", "--help"} & set(words):
+            return f"{param.get_error_hint(context)} is missing"
+        choices = param.type.choices if isinstance(param.type, click.Choice) else ()
+        if choices and isinstance(told, str) and told != HOLE and told not in choices:
+            return f"{told} is none of {', '.join(map(str, choices))}"
+    return f"{' '.join(rest)} is too much" if rest and not context.allow_extra_args else ""
+
+
+def find_faults(text: str, *shapes: re.Pattern[str], whole: bool = True) -> list[str]:
+    lines = [line for shape in shapes for line in shape.findall(text)]
+    return [f"remuda {line}: {fault}" for line in lines if (fault := find_fault(line, whole=whole))]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("see `remuda status`", ""),
+        ("see `remuda status NAME -p team`", ""),
+        ("see `remuda state NAME`", "there is no command state"),
+        ("see `remuda server stat`", "there is no command server stat"),
+        ("see `remuda status --all`", "No such option"),
+        ("see `remuda status NAME RANK`", "RANK is too much"),
+        ("see `remuda forward NAME`", "is missing"),
+        ("see `remuda estimate --save`", "requires an argument"),
+        ("see `remuda status NAME -o yaml`", "yaml is none of"),
+        ("see `remuda HOLE`", ""),
+        ("see `remuda check NAME --policy | kubectl apply -f -`", ""),
+        ("follow it: remuda logs -f HOLE    stop it: remuda stop --every HOLE", "No such option"),
+        ("Examples:\n\n    remuda tuna train.py\n", "there is no command tuna"),
+        ("measured by remuda bench", ""),
+    ],
+)
+def test_faults_are_found(text: str, fault: str) -> None:
+    found = find_faults(text, QUOTED, PLAIN)
+    assert fault in "".join(found)
+    assert bool(found) is bool(fault)
+
+
+def test_texts_of_programs_name_commands_that_can_be_called() -> None:
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: {fault}"
+        for path in SOURCES
+        for line, text in list_texts(path.read_text("utf-8"))
+        for fault in find_faults(text, QUOTED, PLAIN)
+    ]
+    assert faults == []
+
+
+def test_a_job_is_named_with_its_project_where_commands_would_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REMUDA_PROJECT", raising=False)
+    assert (named("default", "j"), named("team", "j")) == ("j", "j -p team")
+    monkeypatch.setenv("REMUDA_PROJECT", "team")
+    assert (named("default", "j"), named("team", "j")) == ("j -p default", "j")
+
+
+def test_pages_name_commands_that_can_be_called() -> None:
+    faults = [
+        f"{path.relative_to(ROOT)}: {fault}"
+        for path in PAGES
+        for fault in (
+            *find_faults(path.read_text("utf-8"), QUOTED, whole=False),
+            *find_faults(path.read_text("utf-8"), SHELL),
+        )
+    ]
+    assert faults == []
