@@ -127,6 +127,7 @@ def learn(
             break
     state = {name: value.double().sum().item() for name, value in full_state(model).items()}
     found = {
+        "name": run.name,
         "steps": run.steps,
         "losses": losses,
         "seen": seen,

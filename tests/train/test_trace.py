@@ -361,3 +361,81 @@ def test_a_mask_that_routes_nothing_chooses_all_though_it_is_as_large_as_what_to
         profile = trace_step(nn.ModuleList([gate, experts, head]), step, batch=4)
     routed = 2 * 64 * 16 * 4 + 2 * 64 * 16 * 16
     assert total(profile, "flops", kind="matmul", backward=False) == routed + 2 * (2 * 64 * 16 * 8)
+
+
+OPEN = """
+import torch
+model = torch.nn.Linear(8, 8, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, ids, mask = torch.randn(16, 8), torch.randint(0, 8, (16,)), torch.rand(16, 8) > 0.5
+rows = {rows}
+model(rows).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "note"),
+    [
+        ("x.masked_select(mask).view(-1, 8)", 16, "masked_select of 128 values is taken to give 128"),
+        ("x.masked_select(mask[:, :1]).view(-1, 8)", 16, "masked_select of 128 values is taken to give 128"),
+        ("x[mask[:, 0]]", 16, "nonzero of 16 values is taken to give 16"),
+        ("x[torch.argwhere(mask)[:, 0]]", 128, "nonzero of 128 values is taken to give 128"),
+        ("x[ids.unique()]", 16, "_unique2 of 16 values is taken to give 16"),
+        ("x[ids.unique(return_inverse=True, return_counts=True)[1]]", 16, "_unique2 of 16 values is taken to give 16"),
+        ("torch.unique(x, dim=0)", 16, "unique_dim of 128 values is taken to give 16"),
+        ("torch.unique_consecutive(x, dim=0)", 16, "unique_consecutive of 128 values is taken to give 16"),
+        ("x * torch.unique_consecutive(ids)[:, None]", 16, "unique_consecutive of 16 values is taken to give 16"),
+        ("torch.bincount(ids)[:, None] * x", 16, "bincount of 16 values is taken to give 16"),
+        ("torch.bincount(ids, minlength=4)[:, None] * x[:4]", 4, "bincount of 16 values is taken to give 4"),
+        ("torch.bincount(ids, x[:, 0], 4)[:, None] * x[:4]", 4, "bincount of 16 values is taken to give 4"),
+        ("x.repeat_interleave(ids, 0, output_size=40)", 40, ""),
+    ],
+)
+def test_what_is_as_large_as_values_say_is_taken_as_large_as_it_can_be(
+    rows: str, count: int, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(OPEN.format(rows=rows))
+    profile = trace_script("train.py", [])
+    assert total(profile, "flops", kind="matmul", backward=False) == 2 * count * 8 * 8
+    assert profile["assumed"] == ([f"train.py:6: {note}"] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("x.repeat_interleave(ids, 0)", "values decide what repeat_interleave gives, and .* give it `output_size`, or"),
+        ("x if torch.equal(x, x) else x", "values decide what equal gives, .* do without it there, or"),
+    ],
+)
+def test_what_nobody_can_bound_is_told_with_its_line_and_what_to_do(
+    rows: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a module beside the script, too, where the script's own line would not say which."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows_of_it.py").write_text(f"import torch\ndef rows(x, ids):\n    return {rows}\n")
+    (tmp_path / "train.py").write_text("import rows_of_it\n" + OPEN.format(rows="rows_of_it.rows(x, ids)"))
+    with pytest.raises(RuntimeError, match=rf"^rows_of_it\.py:3: {says}.*`remuda bench`$"):
+        trace_script("train.py", [])
+    del sys.modules["rows_of_it"]
+
+
+def test_what_topk_routed_is_counted_and_repeated_by_experts() -> None:
+    with fake_device():
+        _, chosen = torch.randn(64, 4).topk(2)
+        counts = torch.bincount(chosen.flatten())
+        assert counts.shape == chosen.unique().shape == (4,)
+        assert torch.arange(4).repeat_interleave(counts).shape == (128,)
+
+
+def test_the_command_says_what_a_trace_took_for_granted(tmp_path: Path) -> None:
+    script, work = tmp_path / "train.py", tmp_path / "work.json"
+    more = "\n".join(f"more = x[mask[:, {n}]]" for n in range(7))
+    script.write_text(OPEN.format(rows=f"x.masked_select(mask).view(-1, 8)\n{more}"))
+    line = ["estimate", str(script), "--gpu", "H200", "--save", str(work)]
+    said = CliRunner().invoke(cli, line).stderr
+    assert "train.py:6: masked_select of 128 values is taken to give 128, since a trace has no values" in said
+    assert "assumed: as much in 3 more lines; -o json names all" in said
+    found = CliRunner().invoke(cli, ["estimate", "--profile", str(work), "--gpu", "H200", "-o", "json"])
+    assert len(json.loads(found.stdout)["assumed"]) == 8

@@ -60,12 +60,16 @@ def test_four_two_one_and_three_ranks_read_every_sample_once(batch: int, tmp_pat
     (whole,) = run(1, attempt, Plan(), steps, None, False, batch, folder=tmp_path / "whole")
     ids: list[list[int]] = []
     losses: list[float] = []
+    names: set[str] = set()
     for size, plan, stop in ((4, Plan(shards=0), 2), (2, Plan(), 4), (1, Plan(), 6), (3, Plan(shards=0), None)):
         found = run(size, attempt, plan, steps, stop, False, batch, folder=tmp_path)
         ids += read_ids(found)
         losses += found[0]["losses"]
+        names |= {each["name"] for each in found}
     assert ids == read_ids([whole])
     assert losses == pytest.approx(whole["losses"], rel=1e-6)
+    assert len(names) == 1, "all ranks of all attempts are one run to whoever draws its curves"
+    assert names != {whole["name"]}
     if batch == 24:
         epochs = [Counter(n for step in ids[e * 5 : e * 5 + 5] for n in step) for e in range(2)]
         assert epochs == [Counter(range(SAMPLES))] * 2

@@ -2,8 +2,10 @@
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,7 +62,7 @@ def test_the_price_comes_from_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train.Meter(pick("cpu"), 1).price is None
 
 
-def run_steps(folder: Path, *trackers: Heard, meter: train.Meter | None = None, batch_size: int = 4) -> None:
+def run_steps(folder: Path, *trackers: "Heard | str", meter: train.Meter | None = None, batch_size: int = 4) -> None:
     run = train.Run(folder, device="cpu", save_every=1e9)
     model = run.model(lambda: nn.Linear(4, 2))
     optimizer = run.optimizer(torch.optim.SGD, lr=0.1)
@@ -125,6 +127,24 @@ def test_trackers_get_values_and_one_that_fails_is_left_out(tmp_path: Path, monk
     assert [step for step, _ in good.rows] == list(range(16))
     assert all({"loss", "samples_per_s"} <= set(values) for _, values in good.rows)
     assert len(bad.rows) == 1
+
+
+def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    silent = SimpleNamespace(log=lambda values, step: None, close=lambda: None)
+    monkeypatch.setattr("remuda.train.see.trackers.MAKERS", {"mine": lambda name, _: opened.append(name) or silent})
+    monkeypatch.setattr("sys.argv", ["/home/me/my train#2.py"])
+    for folder in ("one", "one", "two"):
+        run_steps(tmp_path / folder, "mine")
+    assert re.fullmatch(r"my-train-2-\d{8}-\d{6}-[0-9a-f]{4}", opened[0])
+    assert opened[1] == opened[0], "it goes on from a checkpoint"
+    assert opened[2] != opened[0]
+    monkeypatch.setattr("sys.argv", ["/home/me/net/__main__.py"])
+    assert train.Run(tmp_path / "three", device="cpu").name.startswith("net-2")
+    monkeypatch.setenv("REMUDA_JOB_ID", "01J")
+    run_steps(tmp_path / "one", "mine")
+    train.open_tracker("mine")
+    assert opened[3:] == ["01J", "01J"]
 
 
 def test_a_tracker_that_is_not_known_or_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

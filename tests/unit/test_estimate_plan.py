@@ -136,6 +136,7 @@ def test_unknown_accelerators_are_not_guessed() -> None:
         (small(memory={}), "incomplete"),
         (small(ops=[{"kind": "matmul"}]), "incomplete"),
         (small(ops="none"), "incomplete"),
+        (small(assumed=[3]), "assumed holds 3"),
         (small(memory={"parameters": 1, "gradients": 1, "buffers": 0, "activations": [], "activations_compiled": []}),
          "no moment"),
     ],

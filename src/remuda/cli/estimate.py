@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from remuda.planner.estimate.table import OnDevice
 
 _ROWS = 25
+_ASSUMED = 5  # sizes that a trace took for granted, told of below a table
 
 
 class _Command(click.Command):
@@ -156,7 +157,8 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
     found = [_row(estimate_on(profile, device, run), prices, given["samples"]) for device in devices]
     found.sort(key=lambda row: (not row["fits"], row["usd_per_1000"] is None, row["usd_per_1000"] or row["step_ms"]))
     if output == "json":
-        json_out({"profile": profile.name, "batch": run.batch or profile.batch, "estimates": found})
+        batch = run.batch or profile.batch
+        json_out({"profile": profile.name, "batch": batch, "assumed": profile.assumed, "estimates": found})
         return
     limit = given["limit"] if given["limit"] is not None else _ROWS if output == "table" else 0
     unsaid = ("time_s", "usd") if output == "table" and not given["samples"] else ()
@@ -168,10 +170,10 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
         title += f", {run.accelerators} of each that {'share its state' if run.shard else 'hold all of it'}"
     rows_out(heads, rows, output, title)
     if output == "table":
-        _notes(found, bool(limit) and len(found) > limit)
+        _notes(found, bool(limit) and len(found) > limit, profile.assumed)
 
 
-def _notes(found: "Sequence[dict[str, Any]]", cut: bool) -> None:
+def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]") -> None:
     small = sum(1 for row in found if not row["fits"])
     more = "; --limit 0 shows all" if cut else ""
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
@@ -181,6 +183,10 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool) -> None:
         "`remuda bench` measures.",
         err=True,
     )
+    for each in assumed[:_ASSUMED]:
+        click.echo(f"assumed: {each}, since a trace has no values", err=True)
+    if len(assumed) > _ASSUMED:
+        click.echo(f"assumed: as much in {len(assumed) - _ASSUMED} more lines; -o json names all", err=True)
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":

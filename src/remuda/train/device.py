@@ -24,13 +24,11 @@ class Device:
     @property
     def memory_bytes(self) -> int | None:
         """All of the device's memory; None where there is no such limit, or nobody tells."""
-        if self.kind in ("cuda", "rocm"):
-            return int(torch.cuda.get_device_properties(self.torch).total_memory)
-        if self.kind == "xpu":
-            return int(torch.xpu.get_device_properties(self.torch).total_memory)
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory())
-        return None
+        if not self.is_accelerator:
+            return None
+        return int(torch.get_device_module(self.torch).get_device_properties(self.torch).total_memory)
 
     def synchronize(self) -> None:
         if self.is_accelerator:
@@ -81,8 +79,6 @@ def pick(wanted: str = "auto", local_rank: int = 0) -> Device:
 
 
 def _name(kind: str, index: int) -> str:
-    if kind in ("cuda", "rocm"):
-        return str(torch.cuda.get_device_name(index))
-    if kind == "xpu":
-        return str(torch.xpu.get_device_name(index))
-    return os.uname().machine + " " + kind
+    if kind == "mps":
+        return os.uname().machine + " " + kind
+    return str(torch.get_device_module().get_device_name(index))

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+
+from remuda.train.device import Device
+from remuda.train.parallel.reduce import local
 
 SPARE = 0.08  # of the device's memory: fragments, and workspaces of kernels that larger sizes choose
 NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "HIPBLAS_STATUS_ALLOC_FAILED")
@@ -19,17 +22,6 @@ class OutOfMemory(RuntimeError):
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
         super().__init__(text)
         self.fits = fits or {}
-
-
-class Meter(Protocol):
-    """How much memory a device has and what the most was that tensors held; `Device` is one."""
-
-    @property
-    def memory_bytes(self) -> int | None: ...
-
-    def peak_bytes(self) -> int: ...
-
-    def reset_peak(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -67,7 +59,7 @@ def is_no_memory(error: BaseException) -> bool:
 
 
 def find(
-    most: int, meter: Meter, attempt: Callable[[int], None], coming_bytes: int, least: Callable[[int], int]
+    most: int, device: Device, attempt: Callable[[int], None], coming_bytes: int, least: Callable[[int], int]
 ) -> int:
     """The largest size up to `most` that fits by measurement of small ones; the same answer on all ranks.
 
@@ -76,15 +68,15 @@ def find(
     a forward and backward pass over n samples; `coming_bytes` is what the optimizer is still going to hold; `least`
     gives the smallest of all ranks' numbers.
     """
-    total = meter.memory_bytes
+    total = device.memory_bytes
     if least(0 if total is None else 1) == 0 or most <= 4:
         return most
     assert total is not None
     peaks = []
     for size in (2, 4):
-        meter.reset_peak()
+        device.reset_peak()
         attempt(size)
-        peaks.append(meter.peak_bytes())
+        peaks.append(device.peak_bytes())
     each = max((peaks[1] - peaks[0]) / 2, 1.0)
     room = total * (1 - SPARE) - coming_bytes - peaks[1]
     return least(max(min(most, 4 + int(room / each)), 1))
@@ -92,11 +84,5 @@ def find(
 
 def optimizer_bytes(optimizers: list[Any]) -> int:
     """What the optimizers are still going to hold: two moments for each parameter without a state."""
-    held = 0
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.requires_grad and p not in optimizer.state:
-                    part = p._local_tensor if hasattr(p, "_local_tensor") else p
-                    held += 2 * part.numel() * part.element_size()
-    return held
+    every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])
+    return sum(2 * local(p).nbytes for p, o in every if p.requires_grad and p not in o.state)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -54,10 +55,7 @@ class Plan:
             ValueError: it cannot be spread over them.
         """
         said = {"replicas": self.replicas, "shards": self.shards, "tensor": self.tensor, "pipeline": self.pipeline}
-        product = 1
-        for number in said.values():
-            product *= number or 1
-        rest, odd = divmod(ranks, product)
+        rest, odd = divmod(ranks, prod(number or 1 for number in said.values()))
         if odd or (rest != 1 and self.replicas and self.shards):
             text = " x ".join(f"{name} {number}" for name, number in said.items() if number)
             raise ValueError(f"{text} cannot be spread over {ranks} ranks")

@@ -68,9 +68,8 @@ class Progress:
             os.replace(self._path + ".new", self._path)
         parts = [f"{self._done}/{self._total} samples"]
         parts += [f"{name} {one:.4g}" if isinstance(one, float) else f"{name} {one}" for name, one in told.items()]
-        for name, (before, after, kind) in SHOWN.items():
-            if name in rates:
-                parts.append(f"{before}{rates[name]:{kind}}{after}")
+        shown = {name: how for name, how in SHOWN.items() if name in rates}
+        parts += [f"{before}{rates[name]:{kind}}{after}" for name, (before, after, kind) in shown.items()]
         if sys.stderr.isatty():
             sys.stderr.write("\r" + _fit(parts, shutil.get_terminal_size().columns - 1) + "\x1b[K" + "\n" * last)
             sys.stderr.flush()

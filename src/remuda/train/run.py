@@ -24,6 +24,7 @@ from remuda.train.data import Batch, Data, Share, move, open_source
 from remuda.train.parallel.shard import Wishes
 from remuda.train.plan import Plan
 from remuda.train.progress import Progress
+from remuda.train.see.trackers import name_run
 from remuda.train.state import State
 from remuda.train.step import Gradients, Loss, PairLoss
 from remuda.train.world import World
@@ -52,6 +53,8 @@ class Run:
         self.seed, self._state = seed, State()
         self.world = World(device)
         self.keeper = Keeper(folder or os.environ.get("REMUDA_CHECKPOINT_DIR") or "checkpoints", self.world, save_every)
+        before = self.keeper.store.latest()
+        self.name: str = self.world.tell(name_run(before.facts.get("name") if before else None))  # for trackers
         self.clock, self.progress = Clock(self.world.rank), Progress(self.world)
         self.clock.listeners.append(self.progress.hear)
         self.optimizers: list[Any] = []
@@ -238,4 +241,4 @@ class Run:
             raise
 
     def _facts(self) -> dict[str, Any]:
-        return self._state.to_facts(self._builder.numbers, self.plan)
+        return {"name": self.name, **self._state.to_facts(self._builder.numbers, self.plan)}

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -38,10 +38,10 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
         register_optimizer_step_pre_hook(watch.step),
     )
     try:
-        with _patched(), fake_device(), as_on_gpu():
+        with _patched(), fake_device() as fake, as_on_gpu():
             run_script(path, arguments)
     except _Done:
-        return watch.profile(name or path)
+        return {**watch.profile(name or path), "assumed": list(fake.assumed)}
     finally:
         for handle in handles:
             handle.remove()
@@ -89,12 +89,8 @@ class _Watch:
         kind = type(optimizer).__name__.lower()
         self._optimizer = "momentum" if kind == "sgd" and optimizer.defaults.get("momentum") else kind
         every = [*self._model.parameters(), *(each for group in optimizer.param_groups for each in group["params"])]
-        for each in every:
-            self._recorder.see(each, "parameter")
-            if each.grad is not None:
-                self._recorder.see(each.grad, "gradient")
         self._parameters = {id(each): each for each in every if each.requires_grad}
-        self._recorder.close(self._model)
+        self._recorder.close(every)
         raise _Done
 
     def _off(self) -> None:
@@ -131,30 +127,45 @@ def _patched() -> Iterator[None]:
 
 
 @contextmanager
-def fake_device() -> Iterator[None]:
+def fake_device() -> Iterator["_Fake"]:
     """Models and batches made under it weigh nothing: tensors have shapes and no data, and moving them does nothing."""
     with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor|.*CUDA is not available")
-        with _Fake(allow_non_fake_inputs=True), _Guesses():  # type: ignore[no-untyped-call]  # torch's
-            yield
+        with (fake := _Fake()), _Guesses():  # type: ignore[no-untyped-call]  # torch's
+            yield fake
 
 
 _TURN = threading.RLock()
 
 
-class _Fake(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """One thread at a time, since loaders collate meanwhile. Masks choose all; of what `topk` routed, even shares."""
+class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
+    """One thread at a time, since loaders collate meanwhile. What is as large as values say is as large as it can be,
+    as where a mask chooses all; of what `topk` routed, even shares. `assumed` has the lines that this was done for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.assumed: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
             given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
             # A choice stays one through `==` or one-hot; what was computed with it, which has a gradient, is none.
             routed, experts = next((each.routed for each in given if not each.requires_grad), (0, 1))
-            if func is torch.ops.aten.nonzero.default:
-                chosen = {routed: routed // experts, routed * experts: routed}.get(count := args[0].numel(), count)
+            name = func._schema.name.removeprefix("aten::")
+            if made := _most(name, args, kwargs or {}, routed, experts):
+                note = f"{_own_line()}: {name} of {args[0].numel():,} values is taken to give {made[-1][0][0]:,}"
+                self.assumed[note] = None
                 with self:
-                    return args[0].new_empty((chosen, args[0].dim()), dtype=torch.int64)
-            out: Any = super().__torch_dispatch__(func, types, args, kwargs)
+                    outs = [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]
+                if name != "bincount":
+                    return outs[0] if len(outs) == 1 else tuple(outs)
+            try:
+                out: Any = outs[0] if made else super().__torch_dispatch__(func, types, args, kwargs)
+            except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException) as error:
+                hint = "give it `output_size`" if name == "repeat_interleave" else "do without it there"
+                text = f"{_own_line()}: values decide what {name} gives, and a trace has none: {hint}"
+                raise RuntimeError(f"{text}, or measure the script by `remuda bench`") from error
             if func is torch.ops.aten.topk.default:  # samples times choices, and among how many
                 routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
             for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
@@ -163,6 +174,41 @@ class _Fake(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
         return self  # models copy their layers, and all belong to one mode
+
+
+def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> list[tuple[Any, torch.dtype]]:
+    """Shapes and types of what an operation gives at most whose values say how large it is; [] for all others."""
+    count, integer = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0, torch.int64
+    even = {routed: routed // experts, routed * experts: routed}  # of masks as large as what was routed
+    if name == "nonzero":
+        return [((even.get(count, count), args[0].dim()), integer)]
+    if name == "masked_select":
+        mask = args[1].numel()
+        whole: Any = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]  # torch's
+        return [((even.get(mask, mask) * (whole[0].numel() // max(mask, 1)),), args[0].dtype)]
+    if name == "bincount":  # no values say how many kinds there are: as many as are asked for, or all different
+        weights = args[1] if len(args) > 1 else None
+        kind = integer if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+        return [((max(*args[2:], experts if routed else 0, 0) or count,), kind)]
+    if name == "repeat_interleave" and routed and not kwargs.get("output_size"):  # by how many chose each expert
+        return [((routed,), integer)]
+    if name in ("_unique2", "unique_dim", "unique_consecutive"):
+        dim = next((each for each in args[1:] if type(each) is int), None)  # the others are switches
+        rows = args[0].shape[dim] if dim is not None else min(count, experts) if routed else count
+        shape, inverse = ((rows,), args[0].shape) if dim is None else (args[0].shape, (rows,))
+        return [(shape, args[0].dtype), (inverse, integer), ((rows,), integer)]
+    return []
+
+
+def _own_line() -> str:
+    """The user's line that is at work, or that has called what is."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
+        frame = frame.f_back
+    return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+_OTHERS = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "-packages", "/lib/python", "<")
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:

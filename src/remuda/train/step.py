@@ -131,6 +131,5 @@ class Gradients:
     def undo(self) -> None:
         """Nothing of the step's passes stays: neither gradients nor running means."""
         self._buffers.undo()
-        for parameter in self.placed.model.parameters():
-            parameter.grad = None
+        self.placed.model.zero_grad()
         self._world.device.free_cache()

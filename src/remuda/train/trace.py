@@ -6,7 +6,7 @@ run them: autocast's float32 list, dropout with byte masks and fused attention a
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,9 +108,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch 
         for tensor in model.buffers():
             self.see(tensor, "buffer")
 
-    def close(self, model: torch.nn.Module) -> None:
-        """Mark the gradients, and stop watching what is still alive."""
-        for each in model.parameters():
+    def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Mark these and their gradients, and stop watching what is still alive."""
+        for each in parameters:
+            self.see(each, "parameter")
             if each.grad is not None:
                 self.see(each.grad, "gradient")
         for ref in self._refs:
@@ -126,8 +127,7 @@ def trace_step(
     Model and data may be fake (made under `fake_device`) or real. The optimizer is counted by its kind, not run.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
-    for each in model.parameters():
-        each.grad = None
+    model.zero_grad()
     recorder = Recorder()
     recorder.watch(model)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -135,7 +135,7 @@ def trace_step(
         with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=half is not None):
             loss = step()
         torch.autograd.backward(loss.float().sum())
-    recorder.close(model)
+    recorder.close(model.parameters())
     return summarize(recorder.tape, parameters, batch=batch, precision=precision, optimizer=optimizer, name=name)
 
 

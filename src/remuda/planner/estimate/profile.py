@@ -60,6 +60,7 @@ class WorkProfile:
     peaks_compiled: tuple[Peak, ...]
     kernels: tuple[Kernel, ...]
     collectives: tuple[Collective, ...] = ()
+    assumed: tuple[str, ...] = ()  # sizes that values decide, which a trace does not have: where, and what was taken
 
     @property
     def flops(self) -> float:
@@ -87,6 +88,7 @@ def read_profile(data: object) -> WorkProfile:
             peaks_compiled=_peaks(memory["activations_compiled"]),
             kernels=tuple(_kernel(each) for each in data["ops"]),
             collectives=tuple(_collective(each) for each in data.get("collectives", ())),
+            assumed=tuple(_text(each, "assumed") for each in data.get("assumed", ())),
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ProfileError(f"the work profile is incomplete: {error!r}") from error
@@ -97,6 +99,12 @@ def read_profile(data: object) -> WorkProfile:
 def _positive(value: object, name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is {value!r}, not a whole number from 1 on")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} holds {value!r}, not text")
     return value
 
 

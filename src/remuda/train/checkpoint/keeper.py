@@ -19,7 +19,7 @@ from remuda.train.checkpoint.agent import tell_cost
 from remuda.train.checkpoint.interval import follow, told
 from remuda.train.checkpoint.notice import AGAIN, Notices
 from remuda.train.checkpoint.remote import Place
-from remuda.train.checkpoint.store import Store, copy_tensors
+from remuda.train.checkpoint.store import Store
 from remuda.train.micro import OutOfMemory
 from remuda.train.step import Gradients
 from remuda.train.world import World
@@ -147,9 +147,9 @@ class Keeper:
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
     """The live tensors, but copies of buffers: a forward pass may change those while they are staged."""
-    weights = get_model_state_dict(model)
+    weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}
-    weights |= copy_tensors({name: value for name, value in weights.items() if name in buffers})
+    weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
     for optimizer in [o for o in optimizers if not o.state]:  # torch makes what is missing by a step, which counts
         get_optimizer_state_dict(model, optimizer)
         for kept in [kept for kept in optimizer.state.values() if "step" in kept]:

@@ -20,7 +20,6 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
@@ -97,18 +96,15 @@ class Store:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the state has been copied; from then on it may change."""
-        if self._staging is not None:
-            self._staging.result()
-            self._staging = None
+        """Wait until the state has been copied, or could not be; from then on it may change."""
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.exception()  # the thread of the save meets the same one and tells of it
 
     def wait(self) -> bool:
         """Wait until the save in flight is safe; False when it failed (and was told of)."""
         if self._thread is not None:
-            try:
-                self.join()
-            except Exception as error:  # noqa: BLE001 - the thread of the save meets the same one and tells of it
-                self._fault = error
+            self.join()
             self._thread.join()
             self._thread = None
         fault, self._fault = self._fault, None
@@ -194,8 +190,3 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
 def _expect_to_be_alone() -> None:
     """One process without a group is no mistake here, as torch warns that it may be."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-
-
-def copy_tensors(state: Any) -> Any:
-    """Copies of small tensors that the next forward pass changes."""
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}

@@ -21,10 +21,8 @@ class Buffers:
         self._live = [b for name, b in named.items() if name in saved and 0 < b.numel() <= LARGEST]
         self._means = [b for b in self._live if b.is_floating_point()]
         self._kept: list[Any] = []
-        self._groups = []
-        for axis in ("shards", "replicas") if mesh is not None and self._means else ():
-            if mesh[axis].size() > 1:
-                self._groups.append(mesh[axis].get_group())
+        axes = ("shards", "replicas") if mesh is not None and self._means else ()
+        self._groups = [mesh[axis].get_group() for axis in axes if mesh[axis].size() > 1]
 
     def keep(self) -> None:
         if self._live and not self._kept:

@@ -3,9 +3,8 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module
-from time import monotonic
-from typing import Any
+
+import torch
 
 from remuda.train.clock import StepRecord
 from remuda.train.device import Device
@@ -30,7 +29,6 @@ class Meter:
         self.samples, self.flops, self._device, self._ranks = samples, flops, device, ranks
         self.price = price if price is not None else _number(os.environ.get(PRICE))
         self.peak = next((peak for name, peak in (peaks or {}).items() if name.lower() in device.name.lower()), 0.0)
-        self._activity = _Activity(device)
         self._clear()
 
     def hear(self, record: StepRecord) -> None:
@@ -59,39 +57,14 @@ class Meter:
             found["mfu"] = rate * self.flops / (self._ranks * self.peak)
         if self._device.is_accelerator:
             found["memory_gib"] = self._device.peak_bytes() / 2**30
-            found |= self._activity.read()
+            with suppress(Exception):  # no library, no driver, no permission, a GPU that is lost: nothing to show
+                found["gpu_busy_percent"] = float(torch.cuda.utilization(self._device.torch))  # in any kernel, by NVML
         self._clear()
         return found
 
     def _clear(self) -> None:
         self._steps, self._done, self._seconds = 0, 0, 0.0
         self._parts: dict[str, float] = {}
-
-
-class _Activity:
-    """NVML's view of an NVIDIA GPU, where nvidia-ml-py is installed; a GPU counts as busy while any kernel runs."""
-
-    def __init__(self, device: Device) -> None:
-        self._handle: Any = None
-        self._next = 0.0
-        if device.kind != "cuda":
-            return
-        with suppress(Exception):  # no library, no driver, no permission: nothing to show
-            import torch
-
-            pynvml = import_module("pynvml")
-            pynvml.nvmlInit()
-            uuid = f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}"
-            self._handle, self._library = pynvml.nvmlDeviceGetHandleByUUID(uuid), pynvml
-
-    def read(self) -> dict[str, float]:
-        if self._handle is None or monotonic() < self._next:
-            return {}
-        self._next = monotonic() + 1.0
-        with suppress(Exception):  # a GPU that is lost must not end the run here
-            used = self._library.nvmlDeviceGetUtilizationRates(self._handle)
-            return {"gpu_busy_percent": float(used.gpu), "memory_busy_percent": float(used.memory)}
-        return {}
 
 
 def _number(text: str | None) -> float | None:

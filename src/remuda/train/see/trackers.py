@@ -3,10 +3,14 @@
 import atexit
 import logging
 import os
+import re
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from time import monotonic
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic, strftime
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from remuda.train.clock import StepRecord
@@ -21,31 +25,23 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """A tracker of two functions."""
-
-    log: Any
-    close: Any
-
-
-def _tensorboard(name: str, folder: str) -> Tracker:
+def _tensorboard(name: str, folder: str) -> Any:
     writer = import_module("torch.utils.tensorboard").SummaryWriter(os.path.join(folder or "runs", name))
 
     def log(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
             writer.add_scalar(key, value, step)
 
-    return _Calls(log, writer.close)
+    return SimpleNamespace(log=log, close=writer.close)
 
 
-def _wandb(name: str, folder: str) -> Tracker:
+def _wandb(name: str, folder: str) -> Any:
     options = {"dir": folder} if folder else {}
     run = import_module("wandb").init(project=_project(), name=name, id=name, resume="allow", **options)
-    return _Calls(lambda values, step: run.log(values, step=step), run.finish)
+    return SimpleNamespace(log=lambda values, step: run.log(values, step=step), close=run.finish)
 
 
-def _mlflow(name: str, folder: str) -> Tracker:
+def _mlflow(name: str, folder: str) -> Any:
     mlflow = import_module("mlflow")
     if folder:
         mlflow.set_tracking_uri(f"sqlite:///{os.path.join(os.path.abspath(folder), 'mlflow.db')}")
@@ -53,36 +49,39 @@ def _mlflow(name: str, folder: str) -> Tracker:
     before = mlflow.search_runs(filter_string=f"attributes.run_name = '{name}'", output_format="list", max_results=1)
     said = {"run_id": before[0].info.run_id} if before else {"run_name": name}
     mlflow.start_run(**said)
-    return _Calls(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+    return SimpleNamespace(log=lambda values, step: mlflow.log_metrics(values, step=step), close=mlflow.end_run)
 
 
-def _aim(name: str, folder: str) -> Tracker:
+def _aim(name: str, folder: str) -> Any:
     aim, project = import_module("aim"), _project()
     repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
-    rows = repo.structured_db.search_runs(name) if name and repo.structured_db is not None else ()  # no server's
+    rows = repo.structured_db.search_runs(name) if repo.structured_db is not None else ()  # no server's
     before = next((row.hash for row in rows if row.name == name and row.experiment == project), None)
     run = aim.Run(before, repo=repo, experiment=project, force_resume=before is not None)  # it may have died elsewhere
-    run.name = name or "run"  # one that was given no name is new each time: another may be going on
+    run.name = name
 
     def log(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
             run.track(value, name=key, step=step)
 
-    return _Calls(log, run.close)
+    return SimpleNamespace(log=log, close=run.close)
 
 
-def _trackio(name: str, folder: str) -> Tracker:
+def _trackio(name: str, folder: str) -> Any:
     if folder:
         os.environ.setdefault("TRACKIO_DIR", folder)
     run = import_module("trackio").init(project=_project(), name=name, resume="allow", embed=False)
-    return _Calls(lambda values, step: run.log(values, step=step), run.finish)
+    return SimpleNamespace(log=lambda values, step: run.log(values, step=step), close=run.finish)
 
 
-MAKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "aim": _aim, "trackio": _trackio}
+MAKERS: dict[str, Callable[[str, str], Tracker]] = {
+    "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "aim": _aim, "trackio": _trackio
+}  # fmt: skip
 
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
-    """A tracker by name; a run with the same `name` goes on (not on an Aim server).
+    """A tracker by name; a run with the same `name` goes on (not on an Aim server). Without one it is this job's run,
+    or a new one where there is no job.
 
     Raises:
         ValueError: there is none of that name, or its package is not installed.
@@ -90,9 +89,20 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
     if kind not in MAKERS:
         raise ValueError(f"tracker {kind!r} is none of {', '.join(MAKERS)}")
     try:
-        return MAKERS[kind](name or os.environ.get("REMUDA_JOB_ID") or ("" if kind == "aim" else "run"), folder)
+        return MAKERS[kind](name or name_run(), folder)
     except ModuleNotFoundError as error:
         raise ValueError(f"tracker {kind} needs {error.name}: pip install {kind}") from error
+
+
+def name_run(before: str | None = None) -> str:
+    """The job's, or that of the run that goes on, or a new one: the script's name, the time, and four digits by chance.
+
+    Of letters, digits, - and _ alone, as all trackers take them.
+    """
+    script = Path(sys.argv[0])
+    words = script.parent.name if script.stem == "__main__" else script.stem
+    new = f"{re.sub(r'[^0-9A-Za-z_]+', '-', words).strip('-') or 'run'}-{strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
+    return os.environ.get("REMUDA_JOB_ID") or before or new
 
 
 def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> None:
@@ -106,7 +116,7 @@ def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> N
         return
     if meter is not None:
         run.progress.measure(meter)
-    opened = [open_tracker(each) if isinstance(each, str) else each for each in trackers]
+    opened = [open_tracker(each, name=run.name) if isinstance(each, str) else each for each in trackers]
     run.clock.listeners.append(_Sender(run, opened, meter or Meter(run.world.device, run.world.size)).hear)
 
 
