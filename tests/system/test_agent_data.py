@@ -3,15 +3,21 @@
 import hashlib
 import json
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from remuda.agent.data import fetch, send, stream, vault, web
 from remuda.agent.data.web import CannotMove
+from remuda.agent.work import handover, prepare
+from remuda.agent.work.blobs import Line, Silent
 from remuda.agent.work.folder import CannotBuild
 
 pytestmark = pytest.mark.system
@@ -94,7 +100,7 @@ class Desk:
         self.entry = {"path": "", "size": len(DATA), "tag": '"v1"', "md5": md5, "signed": signed, **entry}
         self.asked: list[object] = []
 
-    def __call__(self, config: object, route: str) -> "Desk":
+    def __call__(self, config: object, route: str, tell: object = None) -> "Desk":
         return self
 
     def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
@@ -164,6 +170,7 @@ def test_a_server_without_ranges(storage: Storage, tmp_path: Path, monkeypatch: 
         ({"tag": '"v0"'}, [], "was changed while it was copied"),
         ({}, ["404"], "is not there any more"),
         ({}, ["503"] * 20, "answers with status 503"),
+        ({}, ["403"] * 20, "answers with status 403"),
     ],
 )
 def test_what_is_not_as_it_is_stored_gets_no_name(
@@ -175,8 +182,9 @@ def test_what_is_not_as_it_is_stored_gets_no_name(
     told: str,
 ) -> None:
     storage.faults = list(faults)
-    with pytest.raises(CannotMove, match=told):
+    with pytest.raises(CannotMove, match=told) as found:
         bring(monkeypatch, Desk(storage, **entry), tmp_path / "file")
+    assert isinstance(found.value, Silent) is told.endswith("503"), "the others are not helped by another try"
     assert not (tmp_path / "file").exists()
 
 
@@ -231,10 +239,12 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
         def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
             if route == "/parts":
                 path.write_bytes(DATA[: 1 << 20])  # meanwhile
-            if route == "/abort":
-                dropped.append(ask)
-                raise CannotMove("the control plane refuses it (status 404)")
             return super().read(method, route, ask, **query)
+
+        def _ask(self, patience: object, method: str, route: str, body: bytes) -> bytes:
+            assert route == "/abort"
+            dropped.append(json.loads(body))
+            raise CannotMove("the control plane refuses it (status 404)")
 
         abort = web.Desk.abort
 
@@ -316,3 +326,150 @@ def test_who_reads_only_the_beginning_ends_the_stream(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_stream(monkeypatch, Desk(storage), tmp_path, 1000) == DATA[:1000]
+
+
+class DeafDesk(Desk):
+    """Every request that it signs is to a storage that takes the connection and never answers."""
+
+    def __init__(self, port: int) -> None:
+        signed = {"method": "GET", "url": f"http://127.0.0.1:{port}/object", "headers": {}}
+        self.entry = {"path": "deep/a", "size": 5, "tag": "", "md5": "", "signed": signed}
+        self.signed = signed
+        self.asked = []
+
+    def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+        self.asked.append((route, ask))
+        if route == "/parts":
+            return dict(self.signed, method="PUT")
+        if method == "POST":
+            return {"upload": "u", "part_bytes": 1 << 20, "relay": False}
+        return self.signed if method == "GET" and "after" not in query else {"files": [self.entry], "next": ""}
+
+    def abort(self, ask: dict[str, object]) -> None:
+        self.asked.append(("/abort", ask))
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeafDesk]:
+    for name, value in {"TIMEOUT_S": 0.1, "TOLD_EVERY_S": 0.05, "FIRST_DELAY_S": 0.001, "LAST_DELAY_S": 0.001}.items():
+        monkeypatch.setattr(web, name, value)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:  # the kernel takes connections for it
+        desk = DeafDesk(server.getsockname()[1])
+        for module in (fetch, send, stream, vault):
+            monkeypatch.setattr(module, "Desk", desk)
+        began = time.monotonic()
+        yield desk
+        assert 0.4 < time.monotonic() - began < 10  # five waits of 0.1 s
+
+
+def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(deaf: DeafDesk, tmp_path: Path) -> None:
+    told: list[str] = []
+    where = deaf.signed["url"].split("/")[2]  # type: ignore[attr-defined]  # a text
+    with pytest.raises(Silent, match=rf"deep/a: the storage breaks off: {where}: no answer for 0.1 s$"):
+        fetch.fetch_input(None, 0, "s3://x/y", str(tmp_path / "in"), told.append)  # type: ignore[arg-type]  # as above
+    waits = f"input s3://x/y waits: deep/a: the storage breaks off: {where}: no answer for 0.1 s (for "
+    assert told
+    assert all(each.startswith(waits) for each in told)
+    assert not (tmp_path / "in" / "deep" / "a").exists()
+
+
+def test_an_output_whose_storage_never_answers_is_told_of_and_given_up(deaf: DeafDesk, tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "a").write_bytes(b"12345")
+    with pytest.raises(Silent, match=r"no answer for 0\.1 s"):
+        send.send_output(None, 0, str(tmp_path / "a"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
+    assert told[0].startswith("output s3://x/y waits: ")
+    assert deaf.asked[-1] == ("/abort", {"path": "", "upload": "u"})
+
+
+def test_a_checkpoint_whose_bucket_never_answers_is_told_of_and_given_up(
+    deaf: DeafDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    answer = {"checkpoint": {
+        "attempt": 1, "number": 1, "bytes": 5, "direct": True,
+        "files": [{"path": "a", "sha256": "0" * 64, "mode": 0o644, "mtime_ns": 1}],
+    }}  # fmt: skip
+    monkeypatch.setattr(handover.Line, "read", lambda *args, **named: json.dumps(answer).encode())
+    with pytest.raises(Silent, match=r"the bucket breaks off for 000000000000: .*: no answer for 0\.1 s"):
+        handover.restore(None, str(tmp_path / "ckpt"), told.append)  # type: ignore[arg-type]  # as above
+    assert "no answer for 0.1 s (for " in told[0]
+
+
+def test_a_file_of_a_checkpoint_that_its_bucket_does_not_take_is_given_up(deaf: DeafDesk) -> None:
+    told: list[str] = []
+    with pytest.raises(Silent, match="the bucket breaks off at 000000000000"):
+        vault.send_file(None, "0" * 64, 5, lambda at, size: b"12345", told.append)  # type: ignore[arg-type]  # as above
+    assert told
+    assert deaf.asked[-1] == ("/abort", {"upload": "u"})
+
+
+def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_path: Path) -> None:
+    class Lost(Desk):
+        def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+            return {"method": "GET", "url": self.storage.url, "headers": {"Range": "bytes=0-"}}
+
+    storage.faults = ["404", "503"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vault, "Desk", Lost(storage))
+        with pytest.raises(CannotMove, match="the bucket has no 000000000000"):
+            vault.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
+    assert storage.faults == ["503"]
+
+
+@pytest.mark.parametrize("troubles", [3, 100])
+def test_a_control_plane_whose_storage_is_silent_is_asked_again_for_a_while(
+    troubles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TOLD_EVERY_S": 0.0, "FIRST_DELAY_S": 0.001, "LAST_DELAY_S": 0.001}.items():
+        monkeypatch.setattr(web, name, value)
+    trouble = b'{"code": "data-trouble", "message": "127.0.0.1:9 does not answer: timed out"}'
+    answers = [(503, trouble)] * troubles + [(200, b"good")]
+    told: list[str] = []
+    monkeypatch.setattr(Line, "ask", lambda *args: Answer(*answers.pop(0)))
+    line = Line(None)  # type: ignore[arg-type]  # as above
+    if troubles == 3:
+        assert line.read("GET", "checkpoints/latest", tell=told.append) == b"good"
+    else:
+        with pytest.raises(Silent, match=r"127\.0\.0\.1:9 does not answer"):
+            line.read("GET", "checkpoints/latest", tell=told.append)
+        assert len(answers) == 101 - web.TRIES - 1
+    assert told[0] == "127.0.0.1:9 does not answer: timed out (for 0 s now)"
+
+
+class Answer:
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status, self._body = status, body
+
+    def read(self) -> bytes:
+        return self._body
+
+
+def test_what_is_told_is_one_line_however_files_are_named() -> None:
+    ours, theirs = os.pipe()
+    web.tell_to(theirs, "waits")("a\nsetup\n" + "é" * 5000)
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        told = file.read()
+    assert told.startswith(b"waits a setup ")
+    assert told.count(b"\n") == 1
+    assert len(told) == web.LINE + 1
+
+
+def test_a_silent_storage_is_no_failure_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, outcome in ((web.StorageSilent("no answer for 60 s"), "node"), (CannotMove("it is gone"), "setup")):
+
+        def fail(*args: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(fetch, "fetch_input", fail)
+        work: Any = SimpleNamespace(inputs=[("s3://x/y", "in")], streams=[], outputs=[], image=None)
+        places: Any = SimpleNamespace(work=str(tmp_path), home=str(tmp_path))
+        bring_inputs: Any = prepare.bring_inputs
+        monkeypatch.setattr(prepare, "_prepare", lambda *args: bring_inputs(None, work, places, args[-1]))  # noqa: B023
+        ours, theirs = os.pipe()
+        assert prepare.prepare(work, work, places, {}, theirs) == 1
+        os.close(theirs)
+        with open(ours, "rb") as file:
+            told = json.loads(file.read())
+        assert (told["outcome"], told["reason"]) == (outcome, f"the input s3://x/y cannot be copied: {error}")

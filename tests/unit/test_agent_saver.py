@@ -12,6 +12,7 @@ import pytest
 from remuda.agent.runner import Runner
 from remuda.agent.saver import Saver
 from remuda.agent.work import handover
+from remuda.agent.work.blobs import Silent
 
 
 class StillLoop:
@@ -112,3 +113,93 @@ def test_a_file_that_is_written_to_after_it_was_listed_is_not_of_that_moment(tmp
             saving.hash()
     finally:
         os.close(saving.get_file(entries[0]))
+
+
+def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_does_not_wait_for_it_twice(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    said: list[tuple[str, str]] = []
+    loop: Any = StillLoop()
+
+    def say(kind: str, **fields: Any) -> None:
+        said.append((fields["name"], fields["text"]))
+
+    saver = CountingSaver(loop, make_config(tmp_path), str(folder), -1, every_s=None, say=say)
+    (folder / "model").write_text("x")
+    saver._heard({"state": "waits", "reason": "no answer for 60 s"})
+    assert said.pop() == ("waits", "the checkpoint is not safe yet: no answer for 60 s")
+    for tries in (1, 2):
+        saver._look()
+        saver._look()
+        saver._heard({"state": "silent", "reason": "the bucket is away"})
+        saver._over()
+        assert said == [("unsafe", "the checkpoint is not safe: the bucket is away; it is tried again and again")]
+        assert saver.started >= tries
+    ended: list[bool] = []
+    saver.finish(lambda: ended.append(True))
+    assert ended == [True], "its process did not begin, so that nothing is waited for"
+    saver._tries, started = 1, saver.started  # as if it had begun
+    saver._over()  # silent again
+    saver._finish()
+    assert (ended, saver.started) == ([True, True], started)
+    assert said[-1][1].startswith("the last changes of the checkpoint folder could not be handed over")
+
+
+def test_handing_over_to_a_silent_bucket_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "a").write_text("first")
+    monkeypatch.setattr(os, "nice", lambda by: by)
+    monkeypatch.setattr(handover, "raise_limit", lambda: None)
+
+    def fail(self: handover.Saving) -> tuple[int, int]:
+        if self._tell is not None:
+            self._tell("no answer for 60 s")
+        raise Silent("given up")
+
+    monkeypatch.setattr(handover.Saving, "send", fail)
+    for quiet, told in ((False, ["waits", "silent"]), (True, ["silent"])):
+        home = tmp_path / str(quiet)
+        home.mkdir()
+        handover.hand_over(make_config(home), str(folder), copy_first=False, since_ns=0, began_ns=0, quiet=quiet)
+        said = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        assert [each["state"] for each in said] == told
+        assert said[-1]["reason"] == "given up"
+
+
+def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "a").write_text("first")
+    monkeypatch.setattr(os, "nice", lambda by: by)
+    monkeypatch.setattr(handover, "raise_limit", lambda: None)
+    plain = os.open
+    for error, told in ((PermissionError(13, "Permission denied"), "failed"), (FileNotFoundError(2, "gone"), "void")):
+
+        def refuse(path: Any, *more: Any, error: OSError = error, **named: Any) -> int:
+            if str(path).endswith("ckpt/a"):
+                raise error
+            return plain(path, *more, **named)
+
+        home = tmp_path / told
+        home.mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            handover.hand_over(make_config(home), str(folder), copy_first=False, since_ns=0, began_ns=0)
+        said = json.loads(capfd.readouterr().out.splitlines()[-1])
+        assert said["state"] == told
+    said_to_user: list[str] = []
+    loop: Any = StillLoop()
+    saver = CountingSaver(
+        loop, make_config(tmp_path), str(folder), -1, every_s=None, say=lambda kind, **f: said_to_user.append(f["text"])
+    )
+    for _ in range(2):
+        saver._heard({"state": "failed", "reason": "Permission denied: a"})
+        saver._over()
+    assert said_to_user == ["the checkpoint is not safe: Permission denied: a; it is tried again and again"]

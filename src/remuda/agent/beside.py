@@ -74,9 +74,11 @@ class Beside(ABC):
             try:
                 told = json.loads(line)
             except ValueError:
+                told = None
+            if isinstance(told, dict):
+                self._heard(told)
+            else:
                 complain(line.decode("utf-8", "replace"))  # what went wrong in that process
-                continue
-            self._heard(told)
 
     def _gone(self) -> None:
         self._process = None

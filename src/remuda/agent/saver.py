@@ -54,6 +54,7 @@ class Saver(Beside):
         self._told_restless = False
         self._result: dict[str, Any] = {}
         self._voids = 0
+        self._trouble = ""  # of the last time: silent or failed
         self._number: object = None
         self._tries = 0
 
@@ -92,10 +93,12 @@ class Saver(Beside):
     def _start(self) -> None:
         self._restless_since, self._result = 0.0, {}
         copy_first = self._voids > 0 and self._done is None
-        since, began = self._newest_ns, self._began_ns
+        since, began, quiet = self._newest_ns, self._began_ns, self._trouble == "silent"
         why = self._run(
             self._config.home,
-            lambda: hand_over(self._config, self._folder, copy_first=copy_first, since_ns=since, began_ns=began),
+            lambda: hand_over(
+                self._config, self._folder, copy_first=copy_first, since_ns=since, began_ns=began, quiet=quiet
+            ),
         )
         if why:
             complain(f"a checkpoint cannot be handed over now: {why}")
@@ -104,6 +107,8 @@ class Saver(Beside):
         if told["state"] == "full":
             text = "the control plane's disk is full: the checkpoint waits until there is room"
             self._say("event", name="unsafe", text=text)
+        elif told["state"] == "waits":
+            self._say("event", name="waits", text=f"the checkpoint is not safe yet: {told['reason']}")
         else:
             self._result = told
 
@@ -115,6 +120,8 @@ class Saver(Beside):
             self._off = True
             text = f"no more checkpoints are handed over: {self._result['reason']}"
             self._say("event", name="unsafe", text=text)
+        elif state in ("silent", "failed"):
+            self._not_now(state, str(self._result["reason"]))
         elif state == "void":
             self._voids += 1
             if self._voids == VOIDS:
@@ -123,8 +130,18 @@ class Saver(Beside):
                 )
                 self._say("event", name="unsafe", text=f"{text} write a new file and rename it instead")
 
+    def _not_now(self, trouble: str, reason: str) -> None:
+        """It may do later. A bucket was waited for as long as makes sense: the end of the work waits no second time."""
+        if trouble == "silent" and self._done is not None:
+            self._tries = LAST_TRIES
+        if trouble != self._trouble:
+            self._trouble = trouble
+            again = "" if self._done is not None else "; it is tried again and again"
+            self._say("event", name="unsafe", text=f"the checkpoint is not safe: {reason}{again}")
+
     def _saved(self, result: dict[str, Any]) -> None:
         self._safe, self._voids, self._number = str(result["print"]), 0, result["number"]
+        self._trouble = ""
         self.seconds = float(str(result["seconds"]))
         fields = {name: result[name] for name in ("number", "files", "bytes", "sent", "seconds")}
         self._newest_ns = int(str(result["newest_ns"]))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PHASE_S = 0.1  # between looks at how far a container is
 GROUP_PREFIX = "remuda-"
-EVENTS = (b"check", b"image", b"moved", b"restored")  # that a step tells of
+EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # that a step tells of
 
 
 class Steps:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..work.blobs import CHUNK
 from ..work.folder import inside
-from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request
+from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, say_fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def fetch_input(config: Config, index: int, source: str, target: str, tell: Call
     pool = ThreadPoolExecutor(WORKERS)
     waiting: list[Future[None]] = []
     try:
-        for entry in list_files(Desk(config, f"inputs/{index}")):
+        for entry in list_files(Desk(config, f"inputs/{index}", meter.waits)):
             path = str(entry["path"])
             whole = inside(target, path) if path else target
             os.makedirs(os.path.dirname(whole), exist_ok=True)
@@ -68,12 +68,12 @@ class Download:
     """One file. It gets its name when all of it is there and is what the storage says it is."""
 
     def __init__(self, config: Config, index: int, entry: Entry, path: str, meter: Meter) -> None:
-        self._desk = Desk(config, f"inputs/{index}")
+        self._desk = Desk(config, f"inputs/{index}", meter.waits)
         self._entry = entry
         self._path = path
         self._part = path + ".remuda-part"
         self._meter = meter
-        self._patience = Patience()
+        self._patience = Patience(meter.waits)
         self._reached = False
         self._relay = entry["signed"] is None
         self._signed = entry["signed"]
@@ -86,6 +86,7 @@ class Download:
             self._meter.moved(0, 1)
             return
         file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._patience.reset()  # it has waited for its worker until now
         try:
             at = 0
             while self._size is None or at < self._size:
@@ -118,7 +119,7 @@ class Download:
                 if not self._reached and isinstance(error, urllib.error.URLError):
                     self._relay = True  # this node does not reach the storage; the control plane may
                     continue
-                self._patience.lose(f"{self._name}: the storage breaks off: {error}")
+                self._patience.lose(f"{self._name}: the storage breaks off: {say_fault(error, self._url)}", error)
                 continue
             if got:
                 self._patience.reset()
@@ -172,7 +173,7 @@ class Download:
             raise CannotMove(f"{self._name} is not there any more")
         if status == 416 and self._size is None:
             raise CannotMove(f"{self._name}: its server has no such range")
-        self._patience.lose(f"{self._name}: the storage answers with status {status}")
+        self._patience.lose(f"{self._name}: the storage answers with status {status}", status=status)
         if status in EXPIRED:
             self._signed = self._desk.read("GET", "/signed", path=self._entry["path"])
 
@@ -185,6 +186,10 @@ class Download:
     @property
     def _name(self) -> str:
         return str(self._entry["path"]) or os.path.basename(self._path)
+
+    @property
+    def _url(self) -> object:
+        return self._signed["url"] if isinstance(self._signed, dict) else ""
 
 
 def hash_file(path: str) -> str:

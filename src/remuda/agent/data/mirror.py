@@ -48,8 +48,8 @@ class Mirror(Beside):
 
     def _start(self) -> None:
         self._problem, self._last = "it was killed", self._done is not None
-        still_s = 0.0 if self._last else STILL_S
-        why = self._run(self._places.home, lambda: send_changed(self._config, self._work, self._places, still_s))
+        still_s, quiet = 0.0 if self._last else STILL_S, bool(self._told)
+        why = self._run(self._places.home, lambda: send_changed(self._config, self._work, self._places, still_s, quiet))
         if why:
             self._problem = why
             complain(f"outputs cannot be sent now: {why}")
@@ -81,7 +81,7 @@ class Mirror(Beside):
         done()
 
 
-def send_changed(config: Config, work: Work, places: Places, still_s: float) -> int:
+def send_changed(config: Config, work: Work, places: Places, still_s: float, quiet: bool = False) -> int:
     """In a process of its own: one look. Lines on the standard output tell what was moved and, last, how it went."""
     began, files, problem = time.monotonic(), 0, ""
 
@@ -95,7 +95,9 @@ def send_changed(config: Config, work: Work, places: Places, still_s: float) -> 
             if not os.path.lexists(path):
                 continue
             try:
-                meter = send_output(config, index, path, target, lambda text: tell(moved=text), known, still_s=still_s)
+                meter = send_output(
+                    config, index, path, target, lambda text: tell(moved=text), known, still_s=still_s, quiet=quiet
+                )
             finally:
                 remember_sent(places, index, known)
             files += meter.files

@@ -11,7 +11,7 @@ import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request
+from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, say_fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,15 +35,16 @@ def send_output(
     known: dict[str, list[int]],
     *,
     still_s: float = 0.0,
+    quiet: bool = False,
 ) -> Meter:
     """Send a file, or a folder with all that is below but what is `known` to be there; what was sent is known then.
 
-    With `still_s` the work runs: what it has written since, or writes meanwhile, is left for later. The caller tells
-    the meter's end. Raises CannotMove, OSError.
+    With `still_s` the work runs: what it has written since, or writes meanwhile, is left for later. `quiet`: that the
+    storage is waited for is known. The caller tells the meter's end. Raises CannotMove, OSError.
     """
     if not os.path.lexists(source):
         raise CannotMove(f"the output {source} does not exist")
-    meter = Meter(f"output {target}", tell)
+    meter = Meter(f"output {target}", tell, quiet=quiet)
     with ThreadPoolExecutor(WORKERS) as pool:
         waiting = [
             pool.submit(Sending(config, index, path, name, meter, known).run)
@@ -88,7 +89,7 @@ class Sending:
     def __init__(
         self, config: Config, index: int, path: str, name: str, meter: Meter, known: dict[str, list[int]]
     ) -> None:
-        self._desk = Desk(config, f"outputs/{index}")
+        self._desk = Desk(config, f"outputs/{index}", meter.waits)
         self._path = path
         self._name = name
         self._meter = meter
@@ -133,7 +134,7 @@ class Sending:
         signed = self._desk.read("POST", "/parts", asked)
         digest = hashlib.md5(data).digest()
         headers = {"Content-MD5": base64.b64encode(digest).decode()}
-        patience, reached = Patience(), False
+        patience, reached = Patience(self._meter.waits), False
         while True:
             try:
                 with request(signed, data, headers) as reply:
@@ -142,10 +143,10 @@ class Sending:
             except urllib.error.HTTPError as error:
                 reached, status = True, error.code
                 error.close()
-                patience.lose(f"{self._path}: the storage answers with status {status}")
+                patience.lose(f"{self._path}: the storage answers with status {status}", status=status)
                 if status in EXPIRED:
                     signed = self._desk.read("POST", "/parts", asked)
             except (OSError, http.client.HTTPException) as error:
                 if not reached and not upload and isinstance(error, urllib.error.URLError):
                     return self._relay(0, size, data)
-                patience.lose(f"{self._path}: the storage breaks off: {error}")
+                patience.lose(f"{self._path}: the storage breaks off: {say_fault(error, signed['url'])}", error)

@@ -16,7 +16,7 @@ import urllib.error
 
 from ..work.blobs import CHUNK
 from .fetch import RELAY, list_files
-from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, tell_to
+from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, say_fault, tell_to
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class Stream:
     """One input into one pipe."""
 
     def __init__(self, config: Config, index: int, source: str, path: str, channel: int) -> None:
-        self._desk = Desk(config, f"inputs/{index}")
         self._path = path
         self._meter = Meter(f"input {source}", tell_to(channel))
+        self._desk = Desk(config, f"inputs/{index}", self._meter.waits)
         self._pipe = -1
         self._at = 0  # of the file that is on its way
         self._found = hashlib.md5()
@@ -87,10 +87,15 @@ class Stream:
     def _send(self, entry: Entry) -> None:
         """One file, gone on with after a break. Raises CannotMove, BrokenPipeError."""
         self._at, self._found, self._reached = 0, hashlib.md5(), False
-        name, size, patience = str(entry["path"]) or os.path.basename(self._path), entry["size"], Patience()
+        name, size, patience = (
+            str(entry["path"]) or os.path.basename(self._path),
+            entry["size"],
+            Patience(self._meter.waits),
+        )
         over = size == 0
         while not over:
             before = self._at
+            lost: Exception | None = None
             try:
                 self._pull(entry)
                 over = self._at == size if isinstance(size, int) else True
@@ -100,14 +105,16 @@ class Stream:
             except BrokenPipeError:
                 raise
             except (OSError, http.client.HTTPException) as error:
-                reason = f"{name}: the storage breaks off: {error}"
+                signed, lost = entry["signed"], error
+                url = signed["url"] if isinstance(signed, dict) else ""
+                reason = f"{name}: the storage breaks off: {say_fault(error, url)}"
                 if not self._reached and isinstance(error, urllib.error.URLError) and isinstance(size, int):
                     entry["signed"] = None  # this node does not reach the storage
                     continue
             if self._at > before:
                 patience.reset()
             elif not over:
-                patience.lose(reason)
+                patience.lose(reason, lost)
         if entry["md5"] and self._found.hexdigest() != entry["md5"]:
             raise CannotMove(f"{name} did not arrive as it is stored: its checksum differs")
 

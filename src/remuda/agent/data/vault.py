@@ -9,7 +9,7 @@ import os
 import urllib.error
 
 from ..work.blobs import CHUNK
-from .web import EXPIRED, CannotMove, Desk, Patience, request
+from .web import EXPIRED, CannotMove, Desk, Patience, request, say_fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 
 
-def send_file(config: Config, name: str, size: int, read: Callable[[int, int], bytes]) -> None:
-    """Send the file of this content; `read(offset, length)` gives its bytes. Raises CannotMove and what `read` does."""
-    desk = Desk(config, f"checkpoint/{name}")
+def send_file(
+    config: Config, name: str, size: int, read: Callable[[int, int], bytes], tell: Callable[[str], None] | None = None
+) -> None:
+    """Send the file of this content; `read(offset, length)` gives its bytes. Raises CannotMove and what `read` does.
+
+    `tell` hears of long waits.
+    """
+    desk = Desk(config, f"checkpoint/{name}", tell)
     how = desk.read("POST", "", {"size": size})
     upload, part_bytes = str(how["upload"]), int(str(how["part_bytes"]))
     tags = []
     try:
         for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
-            tags.append(_put(desk, name, upload, number, read(at, min(part_bytes, size - at))))
+            tags.append(_put(desk, name, upload, number, read(at, min(part_bytes, size - at)), Patience(tell)))
         desk.read("POST", "/complete", {"upload": upload, "size": size, "tags": tags})
     except BaseException:  # whatever `read` raises
         if upload:
@@ -36,9 +41,12 @@ def send_file(config: Config, name: str, size: int, read: Callable[[int, int], b
         raise
 
 
-def fetch_file(config: Config, name: str, path: str) -> None:
-    """Make `path` the file of this content; what came already is not asked for again. Raises CannotMove, OSError."""
-    desk, patience = Desk(config, f"checkpoint/{name}"), Patience()
+def fetch_file(config: Config, name: str, path: str, tell: Callable[[str], None] | None = None) -> None:
+    """Make `path` the file of this content; what came already is not asked for again. Raises CannotMove, OSError.
+
+    `tell` hears of long waits.
+    """
+    desk, patience = Desk(config, f"checkpoint/{name}", tell), Patience(tell)
     found = hashlib.sha256()
     with open(path, "wb") as file:
         signed = desk.read("GET")
@@ -57,11 +65,13 @@ def fetch_file(config: Config, name: str, path: str) -> None:
                 error.close()
                 if status == 416:  # nothing is left
                     break
-                patience.lose(f"the bucket answers with status {status} for {name[:12]}")
+                if status in (404, 410):
+                    raise CannotMove(f"the bucket has no {name[:12]} (any more)") from error
+                patience.lose(f"the bucket answers with status {status} for {name[:12]}", status=status)
                 if status in EXPIRED:
                     signed = desk.read("GET")
             except FAULTS as error:
-                patience.lose(f"the bucket breaks off for {name[:12]}: {error}")
+                patience.lose(f"the bucket breaks off for {name[:12]}: {say_fault(error, signed['url'])}", error)
     if found.hexdigest() != name:
         os.unlink(path)
         raise CannotMove(f"what the bucket has for {name[:12]} is something else")
@@ -81,10 +91,10 @@ def _copy(reply: http.client.HTTPResponse, file: object, found: object, patience
         raise http.client.IncompleteRead(b"", left)
 
 
-def _put(desk: Desk, name: str, upload: str, number: int, data: bytes) -> str:
+def _put(desk: Desk, name: str, upload: str, number: int, data: bytes, patience: Patience) -> str:
     """Send one part; its ETag."""
     asked = {"upload": upload, "part": number}
-    signed, patience = desk.read("POST", "/parts", asked), Patience()
+    signed = desk.read("POST", "/parts", asked)
     headers = {"Content-MD5": base64.b64encode(hashlib.md5(data).digest()).decode()}
     while True:
         try:
@@ -94,8 +104,8 @@ def _put(desk: Desk, name: str, upload: str, number: int, data: bytes) -> str:
         except urllib.error.HTTPError as error:
             status = error.code
             error.close()
-            patience.lose(f"the bucket answers with status {status} to {name[:12]}")
+            patience.lose(f"the bucket answers with status {status} to {name[:12]}", status=status)
             if status in EXPIRED:
                 signed = desk.read("POST", "/parts", asked)
         except FAULTS as error:
-            patience.lose(f"the bucket breaks off at {name[:12]}: {error}")
+            patience.lose(f"the bucket breaks off at {name[:12]}: {say_fault(error, signed['url'])}", error)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from ..work.blobs import Line
+from ..work.blobs import Line, Silent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     Wanted = dict[str, object]
 
 TIMEOUT_S = 60.0
-TRIES = 8  # in a row, of one request that brings nothing
+TRIES = 8  # in a row, of one request that brings nothing; one that gets no answer at all counts for two
 FIRST_DELAY_S = 0.2
 LAST_DELAY_S = 5.0
 TOLD_EVERY_S = 10.0
+LINE = 2000  # bytes of what is told at most: less than a pipe takes at once, whoever else writes to it
+PASSING = (408, 425, 429)  # of 4xx: the same request may do later
 EXPIRED = (400, 401, 403)  # what storages answer to a request whose time is over
 
 
@@ -34,18 +37,27 @@ class CannotMove(Exception):
     """An input or output cannot be moved; the message says why, for the user."""
 
 
-class Desk:
-    """What the control plane knows of one input or output; good for one thread."""
+class StorageSilent(CannotMove, Silent):
+    """The storage gave no good answer for as long as it is waited for."""
 
-    def __init__(self, config: Config, route: str) -> None:
+
+class Desk:
+    """What the control plane knows of one input or output; good for one thread. `tell` hears of long waits."""
+
+    def __init__(self, config: Config, route: str, tell: Callable[[str], None] | None = None) -> None:
         self._line = Line(config)
         self._route = route
+        self._tell = tell
 
     def ask(self, method: str, route: str = "", body: bytes | None = None, **query: object) -> bytes:
         """A good answer's body. Waits for a control plane that is away. Raises CannotMove."""
+        return self._ask(Patience(self._tell), method, route, body, **query)
+
+    def _ask(
+        self, patience: Patience, method: str, route: str = "", body: bytes | None = None, **query: object
+    ) -> bytes:
         more = "".join(f"&{name}={quote(str(value), safe='')}" for name, value in query.items())
         length = None if body is None else len(body)
-        tries = 0
         while True:
             try:
                 reply = self._line.ask(method, f"data/{self._route}{route}", body, length, more)
@@ -55,10 +67,9 @@ class Desk:
                 continue
             if reply.status == 200:
                 return data
-            tries += 1
-            if reply.status < 500 or tries > TRIES:
-                raise CannotMove(_reason(reply.status, data))
-            self._line.wait()
+            if reply.status < 500:
+                raise CannotMove(read_reason(reply.status, data))
+            patience.lose(read_reason(reply.status, data))
 
     def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
         """As `ask`, of JSON both ways."""
@@ -68,19 +79,24 @@ class Desk:
 
     def abort(self, ask: dict[str, object]) -> None:
         """Have the storage drop the parts of an upload that comes to nothing, which its owner would pay for."""
-        with suppress(CannotMove):  # as of a control plane that is older than this
-            self.read("POST", "/abort", ask)
+        with suppress(CannotMove):  # as of a control plane that is older than this, or a storage that is silent still
+            self._ask(Patience(tries=1), "POST", "/abort", json.dumps(ask).encode())
 
 
 class Meter:
-    """How far a transfer is, told every few seconds; its threads count here."""
+    """How far a transfer is, and what it waits for, told every few seconds; its threads count here.
 
-    def __init__(self, what: str, tell: Callable[[str], None]) -> None:
+    `quiet`: what it waits for is known already.
+    """
+
+    def __init__(self, what: str, tell: Callable[[str], None], *, quiet: bool = False) -> None:
         self._what = what
         self._tell = tell
         self._lock = threading.Lock()
         self._told = time.monotonic()
         self._began = self._told
+        self._quiet = quiet
+        self._waited = 0.0
         self.bytes = self.files = 0
 
     def moved(self, count: int, files: int = 0) -> None:
@@ -94,6 +110,15 @@ class Meter:
             text = f"{self._what}: {self.describe()} so far"
         self._tell(text)
 
+    def waits(self, text: str) -> None:
+        """One of the threads gets nothing, and says why."""
+        with self._lock:
+            now = time.monotonic()
+            if self._quiet or (self._waited and now - self._waited < TOLD_EVERY_S):
+                return
+            self._waited = now
+        self._tell(f"{self._what} waits: {text}")
+
     def describe(self) -> str:
         """Such as "3 files, 1.5 MiB"."""
         return f"{self.files} file{'' if self.files == 1 else 's'}, {say_size(self.bytes)}"
@@ -104,20 +129,31 @@ class Meter:
 
 
 class Patience:
-    """How often one thing is tried again, and how long to wait before."""
+    """How often one thing is tried again, how long to wait before, and who hears of it when that takes long."""
 
-    def __init__(self) -> None:
-        self._tries = 0
-        self._delay = FIRST_DELAY_S
+    def __init__(
+        self, tell: Callable[[str], None] | None = None, *, tries: int | None = None, since: float | None = None
+    ) -> None:
+        self._tell = tell
+        self._most = TRIES if tries is None else tries
+        self._tries, self._delay = 0, FIRST_DELAY_S
+        self._since = time.monotonic() if since is None else since
 
     def reset(self) -> None:
-        self._tries, self._delay = 0, FIRST_DELAY_S
+        """Something has come."""
+        self._tries, self._delay, self._since = 0, FIRST_DELAY_S, time.monotonic()
 
-    def lose(self, reason: str) -> None:
-        """Wait; raises CannotMove where it was too often in a row."""
-        self._tries += 1
-        if self._tries > TRIES:
-            raise CannotMove(reason)
+    def lose(self, reason: str, error: Exception | None = None, status: int = 0) -> None:
+        """Wait; raises StorageSilent where it was too often in a row, CannotMove where it was refused each time.
+
+        `error` is what came instead of an answer, `status` the bad answer's.
+        """
+        self._tries += 2 if error is not None and is_silence(error) else 1
+        waited = time.monotonic() - self._since
+        if self._tries > self._most:
+            raise CannotMove(reason) if 400 <= status < 500 and status not in PASSING else StorageSilent(reason)
+        if self._tell is not None and waited >= TOLD_EVERY_S:
+            self._tell(f"{reason} (for {waited:.0f} s now)")
         time.sleep(self._delay)
         self._delay = min(LAST_DELAY_S, self._delay * 2)
 
@@ -137,6 +173,17 @@ def request(
     return reply
 
 
+def is_silence(error: Exception) -> bool:
+    """Whether no answer came in the time of a request, rather than a bad one."""
+    return isinstance(getattr(error, "reason", error), socket.timeout)
+
+
+def say_fault(error: Exception, url: object) -> str:
+    """What went wrong with a request, and with whom."""
+    where = urlsplit(str(url)).netloc.rpartition("@")[2]
+    return f"{where}: no answer for {TIMEOUT_S:g} s" if is_silence(error) else f"{where}: {error}"
+
+
 def say_size(size: float) -> str:
     """Bytes as people read them."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -146,16 +193,17 @@ def say_size(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def tell_to(channel: int) -> Callable[[str], None]:
-    """Tell the agent, which makes an event of it."""
-    return lambda text: None if channel < 0 else _write(channel, text)
+def tell_to(channel: int, word: str = "moved") -> Callable[[str], None]:
+    """Tell the agent, which makes an event of that name of it."""
+    return lambda text: None if channel < 0 else _write(channel, word, text)
 
 
-def _write(channel: int, text: str) -> None:
-    os.write(channel, f"moved {text}\n".encode())
+def _write(channel: int, word: str, text: str) -> None:
+    line = " ".join(f"{word} {text}".split())  # names of files, which it may have, may hold ends of lines
+    os.write(channel, line.encode("utf-8", "replace")[:LINE] + b"\n")
 
 
-def _reason(status: int, data: bytes) -> str:
+def read_reason(status: int, data: bytes) -> str:
     try:
         return str(json.loads(data)["message"])
     except (ValueError, KeyError, TypeError):

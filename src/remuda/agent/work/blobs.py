@@ -15,7 +15,7 @@ from .cache import touch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ..config import Config
 
@@ -26,10 +26,15 @@ LAST_DELAY_S = 5.0
 SMALL = 256 * 1024  # bytes of the largest blob that comes in a pack
 PACK = 2048  # blobs asked for together; the answer has as many of them as 8 MiB hold
 REFUSALS = (401, 403, 404, 409, 410)
+TROUBLE = "data-trouble"  # the code of an answer about a storage
 
 
 class Missing(Exception):
     """The control plane does not have, or does not give out, what was asked for; asking again does not help."""
+
+
+class Silent(Exception):
+    """A storage that is waited for gives no good answer, and it was long enough; later it may."""
 
 
 class Line:
@@ -62,8 +67,14 @@ class Line:
             self.drop()
             raise
 
-    def read(self, method: str, route: str, body: bytes | None = None) -> bytes:
-        """The body of a good answer; asked for again and again. Raises Missing where it is refused for good."""
+    def read(
+        self, method: str, route: str, body: bytes | None = None, tell: Callable[[str], None] | None = None
+    ) -> bytes:
+        """The body of a good answer; asked for again and again. Raises Missing where it is refused for good.
+
+        Raises Silent where the control plane is there, and the storage behind it does not answer; `tell` hears of it.
+        """
+        began, patience = time.monotonic(), None
         while True:
             try:
                 reply = self.ask(method, route, body)
@@ -75,7 +86,13 @@ class Line:
                 self._delay = FIRST_DELAY_S
                 return data
             self.check(reply.status, route)
-            self.wait()
+            if not is_trouble(data):
+                self.wait()
+                continue
+            from ..data.web import Patience, read_reason  # which needs much that is needed here only
+
+            patience = patience or Patience(tell, since=began)
+            patience.lose(read_reason(reply.status, data))
 
     def check(self, status: int, route: str) -> None:
         """Raises Missing for a status that asking again does not change."""
@@ -210,6 +227,14 @@ def _download(line: Line, digest: str, path: str) -> bool:
         if os.path.exists(temporary):
             os.unlink(temporary)
     return True
+
+
+def is_trouble(data: bytes) -> bool:
+    """Whether an answer says that a storage, and not the control plane itself, is in trouble."""
+    try:
+        return bool(json.loads(data)["code"] == TROUBLE)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def connect(address: Address) -> http.client.HTTPConnection:

@@ -1,7 +1,9 @@
 """Hands the checkpoint folder over to the control plane, and brings the newest checkpoint back; both may block.
 
 Handing over runs in a process of its own beside the work and says with one line of JSON what came of it:
-`state` is `saved`, `void` (the work changed a file meanwhile; try again) or `refused`.
+`state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the bucket is; likewise), `failed`
+(something of this node; likewise) or `refused`.
+Lines before it tell of what is waited for: `full` or `waits`.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ import os
 import stat
 import time
 
-from .blobs import CHUNK, Line, Missing, fetch_to
+from .blobs import CHUNK, Line, Missing, Silent, fetch_to
 from .environment import read_known, write_whole
 from .trees import copy_file, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..config import Config
 
+    Tell = Callable[[str], None]
     Entry = tuple[str, int, int, int, int, str]  # path, size, mtime in ns, inode, mode, target of a link
 
 FULL = 507
@@ -67,10 +72,13 @@ def take_print(entries: list[Entry]) -> str:
     return hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest() if entries else ""
 
 
-def hand_over(config: Config, folder: str, *, copy_first: bool, since_ns: int, began_ns: int) -> int:
+def hand_over(
+    config: Config, folder: str, *, copy_first: bool, since_ns: int, began_ns: int, quiet: bool = False
+) -> int:
     """Send what the control plane lacks, commit, and say what came of it.
 
     `since_ns`: the newest change that was handed over before; `began_ns`: when this attempt's work did.
+    `quiet`: that a bucket is waited for is known already.
     `copy_first`: from a copy on this disk, which is made faster than the work writes its next checkpoint.
     """
     from .watch import written
@@ -79,8 +87,8 @@ def hand_over(config: Config, folder: str, *, copy_first: bool, since_ns: int, b
     raise_limit()
     began = time.monotonic()
     entries = list_folder(folder)
-    saving = Saving(config, folder, entries)
     try:
+        saving = Saving(config, folder, entries, None if quiet else tell_waiting)
         if list_folder(folder) != entries:
             raise Changed("the folder")
         if copy_first:
@@ -102,17 +110,32 @@ def hand_over(config: Config, folder: str, *, copy_first: bool, since_ns: int, b
         result = {"state": "void", "reason": str(error)}
     except Missing as error:
         result = {"state": "refused", "reason": str(error)}
+    except Silent as error:
+        result = {"state": "silent", "reason": str(error)}
+    except OSError as error:  # such as of a file that the work lets nobody else read
+        result = {"state": "failed", "reason": str(error)}
     finally:
-        remove_tree(saving.copies)
+        remove_tree(copies_of(config))
     os.write(1, (json.dumps(result) + "\n").encode())
     return 0
+
+
+def copies_of(config: Config) -> str:
+    """Where copies of files lie while they are handed over."""
+    return config.home + "/copies"
+
+
+def tell_waiting(text: str) -> None:
+    """Have the agent say what the handing over waits for."""
+    os.write(1, (json.dumps({"state": "waits", "reason": text}) + "\n").encode())
 
 
 class Saving:
     """The files of one moment. They are held open: what is replaced or removed meanwhile is still what it was."""
 
-    def __init__(self, config: Config, folder: str, entries: list[Entry]) -> None:
+    def __init__(self, config: Config, folder: str, entries: list[Entry], tell: Tell | None = None) -> None:
         self._config = config
+        self._tell = tell
         self._folder = folder
         self._line = Line(config)
         self._entries = entries
@@ -120,7 +143,7 @@ class Saving:
         self._names: dict[str, str] = {}
         self._known_path = config.home + "/hashes.json"
         self._known = read_known(self._known_path)  # by path: size, time, inode, hash
-        self.copies = config.home + "/copies"
+        self._copies = copies_of(config)
         for entry in entries:
             try:
                 if not entry[5]:
@@ -132,12 +155,12 @@ class Saving:
 
     def copy(self) -> None:
         """Go on from copies of what is not known to be held already."""
-        remove_tree(self.copies)
-        os.makedirs(self.copies)
+        remove_tree(self._copies)
+        os.makedirs(self._copies)
         for count, entry in enumerate(self._entries):
             if entry[5] or self._get_known(entry):
                 continue
-            target = f"{self.copies}/{count}"
+            target = f"{self._copies}/{count}"
             copy_file(f"/dev/fd/{self.get_file(entry)}", target)
             self._check(entry)
             os.utime(target, ns=(entry[2], entry[2]))
@@ -160,24 +183,25 @@ class Saving:
             return  # the next one reads everything again
 
     def send(self) -> tuple[int, int]:
-        """The checkpoint's number and the bytes that were sent. Raises Changed, Missing."""
+        """The checkpoint's number and the bytes that were sent. Raises Changed, Missing, Silent."""
         sent = 0
         names = sorted(set(self._names.values()))
         for _ in range(COMMITS):
-            answer = json.loads(self._line.read("POST", "blobs/missing", json.dumps({"blobs": names}).encode()))
+            asked = json.dumps({"blobs": names}).encode()
+            answer = json.loads(self._line.read("POST", "blobs/missing", asked, self._tell))
             missing, direct = set(answer["missing"]), bool(answer.get("direct"))
             for entry in self._entries:
                 name = self._names.get(entry[0])
                 if name is not None and name in missing:
                     missing.discard(name)
                     sent += self._send_direct(entry, name) if direct else self._send(entry, name)
-            number = json.loads(self._line.read("POST", "checkpoints", self._commit()))["number"]
+            number = json.loads(self._line.read("POST", "checkpoints", self._commit(), self._tell))["number"]
             if isinstance(number, int):
                 return number, sent
         raise Changed("what the control plane holds")
 
     def _send_direct(self, entry: Entry, name: str) -> int:
-        """Send one file to the job's bucket. Returns its size. Raises Changed, Missing."""
+        """Send one file to the job's bucket. Returns its size. Raises Changed, Missing, Silent."""
         from ..data.vault import send_file
         from ..data.web import CannotMove
 
@@ -189,7 +213,9 @@ class Saving:
             return data
 
         try:
-            send_file(self._config, name, entry[1], read)
+            send_file(self._config, name, entry[1], read, self._tell)
+        except Silent:
+            raise
         except CannotMove as error:
             raise Missing(str(error)) from error
         self._check(entry)
@@ -290,7 +316,7 @@ class Reader:
         return data
 
 
-def settle(config: Config, storage: str, attempt: int) -> str:
+def settle(config: Config, storage: str, attempt: int, tell: Tell | None = None) -> str:
     """Make a folder that the nodes of this place share the newest state, once for all ranks; as `restore`.
 
     The file `attempt` beside it says which attempt had it last; what a later one has handed over elsewhere is newer.
@@ -304,7 +330,7 @@ def settle(config: Config, storage: str, attempt: int) -> str:
     if user is None:
         user = 0 if os.path.isdir(storage) and os.listdir(storage) else -1
     os.makedirs(os.path.dirname(storage), mode=0o700, exist_ok=True)
-    told = restore(config, storage, later_than=user)
+    told = restore(config, storage, tell, later_than=user)
     write_whole(path, str(attempt), sync=True)
     return told
 
@@ -318,17 +344,17 @@ def read_number(path: str) -> int | None:
         return None
 
 
-def restore(config: Config, folder: str, later_than: int = -1) -> str:
+def restore(config: Config, folder: str, tell: Tell | None = None, later_than: int = -1) -> str:
     """Make `folder` the newest checkpoint of the job, if an attempt `later_than` that number handed one over.
 
-    Returns what was done, for people, "" for nothing. Raises Missing, OSError.
+    Returns what was done, for people, "" for nothing. `tell` hears of long waits. Raises Missing, Silent, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
-        found = json.loads(Line(config).read("GET", "checkpoints/latest"))["checkpoint"]
+        found = json.loads(Line(config).read("GET", "checkpoints/latest", tell=tell))["checkpoint"]
         if found is None or found["attempt"] <= later_than:
             return ""
         try:
-            fetch(config, found["files"], folder, direct=bool(found.get("direct")))
+            fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
         except Missing:
             if tries_left:
                 continue  # a newer one has taken its place
@@ -339,8 +365,10 @@ def restore(config: Config, folder: str, later_than: int = -1) -> str:
     raise AssertionError("unreachable")
 
 
-def fetch(config: Config, files: list[dict[str, object]], folder: str, *, direct: bool = False) -> None:
-    """Bring all files, then put them in the folder's place. Raises Missing, OSError."""
+def fetch(
+    config: Config, files: list[dict[str, object]], folder: str, tell: Tell | None = None, *, direct: bool = False
+) -> None:
+    """Bring all files, then put them in the folder's place. Raises Missing, Silent, OSError."""
     from .folder import inside
 
     fresh, line = folder + ".remuda-new", Line(config)  # beside it, for it may lie on a disk of its own
@@ -353,7 +381,7 @@ def fetch(config: Config, files: list[dict[str, object]], folder: str, *, direct
             os.symlink(str(each["link"]), path)
             continue
         if direct:
-            _fetch_direct(config, str(each["sha256"]), path)
+            _fetch_direct(config, str(each["sha256"]), path, tell)
         else:
             fetch_to(line, str(each["sha256"]), path)
         os.chmod(path, int(str(each["mode"])) & 0o777)
@@ -362,12 +390,14 @@ def fetch(config: Config, files: list[dict[str, object]], folder: str, *, direct
     os.rename(fresh, folder)
 
 
-def _fetch_direct(config: Config, name: str, path: str) -> None:
+def _fetch_direct(config: Config, name: str, path: str, tell: Tell | None) -> None:
     from ..data.vault import fetch_file
     from ..data.web import CannotMove
 
     try:
-        fetch_file(config, name, path)
+        fetch_file(config, name, path, tell)
+    except Silent:
+        raise
     except CannotMove as error:
         raise Missing(str(error)) from error
 

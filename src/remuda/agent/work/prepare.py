@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 
-from .blobs import Missing
+from .blobs import Missing, Silent
 from .cache import touch
 from .environment import SHELL_LINE, find_shell, write_whole
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
@@ -46,6 +46,8 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
         outcome, code, reason = "setup", error.code, str(error)
     except CannotBuild as error:
         outcome, reason = "setup", str(error)
+    except Silent as error:  # no fault of the task's: it is tried again, perhaps from where the storage is reached
+        outcome, reason = "node", str(error)
     except OSError as error:
         outcome = "node" if error.errno in FULL else "setup"
         reason = f"the working folder could not be made: {error}"
@@ -86,7 +88,7 @@ def _send(
 
 
 def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> None:
-    """Copy every input to where the work wants it. Raises CannotBuild, OSError."""
+    """Copy every input to where the work wants it. Raises CannotBuild, Silent, OSError."""
     from ..data.paths import find_input, link_input, remember
 
     for index, (source, target) in enumerate(work.inputs):
@@ -107,7 +109,8 @@ def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> No
             try:
                 fetch_input(config, index, source, path, tell_to(channel))
             except CannotMove as error:
-                raise CannotBuild(f"the input {source} cannot be copied: {error}") from error
+                kind = Silent if isinstance(error, Silent) else CannotBuild
+                raise kind(f"the input {source} cannot be copied: {error}") from error
             if any(far == source for _, far in work.outputs):
                 remember(places, index, path)
         if work.image is None:
@@ -123,7 +126,7 @@ def find_setup(config: Config, work: Work) -> str:
 
 
 def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
-    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, OSError."""
+    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, Silent, OSError."""
     reused = False
     if work.setup is None or work.image is not None:  # a container has a file system of its own to set up
         build_folder(config, work, places.work, env)
@@ -142,15 +145,20 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
 
 
 def _go_on(config: Config, work: Work, checkpoint: Checkpoint, folder: str, channel: int) -> None:
-    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, OSError."""
+    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, Silent, OSError."""
+    from ..data.web import tell_to
     from .handover import restore, settle
 
+    tell = tell_to(channel, "waits")
     try:
-        told = (
-            restore(config, folder) if checkpoint.storage is None else settle(config, checkpoint.storage, work.attempt)
-        )
+        if checkpoint.storage is None:
+            told = restore(config, folder, tell)
+        else:
+            told = settle(config, checkpoint.storage, work.attempt, tell)
     except Missing as error:
         raise CannotBuild(f"the newest checkpoint cannot be fetched: {error}") from error
+    except Silent as error:
+        raise Silent(f"the newest checkpoint cannot be fetched: {error}") from error
     if told:
         os.write(channel, f"restored {told}\n".encode())
 
