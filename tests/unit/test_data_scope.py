@@ -5,6 +5,7 @@ And what counts of that which they have sent to a bucket themselves: what is as 
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -23,6 +24,7 @@ from remuda.domain.jobs import Attempt, AttemptPhase, Job
 from remuda.domain.tasks import Checkpoint, Task, Transfer
 from remuda.store.base import Changes, Mismatch, NotFound
 from remuda.store.memory import MemoryStore
+from remuda.store.objects import threads
 from remuda.store.objects.base import Found, ObjectDenied, ObjectTrouble, Signed
 from remuda.store.objects.places import Found as Place
 
@@ -198,5 +200,49 @@ def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told(
         drawer.held[f"j/{saved.manifest}"] = drawer.held[f"j/{saved.manifest}"].replace(b'"a"', b'"b"')
         with pytest.raises(Mismatch, match="was changed in the bucket"):
             await desk.latest(attempt.gang)
+
+    asyncio.run(story())
+
+
+def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_user_is_told_once() -> None:
+    class Hoard(Drawer):
+        def delete(self, key: str) -> None:
+            raise ObjectDenied("the bucket b: status 403 (AccessDenied)")
+
+    async def story() -> None:
+        drawer, store = Hoard(), MemoryStore(make_id=lambda: "test")
+        attempt = await begin(store, await submit(store, "j", task=TASK))
+        await store.commit(Changes(nodes=[make_node(attempt, claim="n")]))
+        desk = CheckpointDesk(
+            store, cast(Clock, Noon()), None, storage=lambda job: "", shares_files=lambda name: False,
+            vaults=OneVault(drawer),
+        )  # fmt: skip
+        for content in (b"one", b"two", b"three", b"four"):
+            name = hashlib.sha256(content).hexdigest()
+            drawer.held[f"j/{name}"] = content
+            files = [CheckpointFile(path="a", sha256=name, size=len(content))]
+            assert isinstance(await desk.commit(attempt.gang, 0, "n", files, NOW), SavedCheckpoint)
+        assert [each.number for each in await store.checkpoints("j")] == [4, 3]
+        told = [each.text for each in await store.events("j") if "stays in the bucket" in each.text]
+        assert len(told) == 1
+        assert told[0].endswith("status 403 (AccessDenied)")
+
+    asyncio.run(story())
+
+
+def test_a_storage_that_never_answers_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "LIMIT_S", 0.1)
+
+    async def story() -> None:
+        never = threading.Event()
+        try:
+            asked = [asyncio.create_task(threads.in_thread(never.wait)) for _ in range(60)]
+            await asyncio.sleep(0.02)
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert {type(each) for each in found} == {ObjectTrouble}
+            assert "does not answer" in str(found[0])
+        finally:
+            never.set()
 
     asyncio.run(story())

@@ -21,6 +21,7 @@ from remuda.control.agents.vault import Vault
 from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from remuda.domain.messages import NotYours
 from remuda.store.base import Mismatch
+from remuda.store.objects.threads import in_thread
 
 _LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
 _PART_LIMIT = 32 * MIB
@@ -199,14 +200,14 @@ _VAULT_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denie
 @router.get(_VAULT, **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_VAULT_ERRORS))
 async def vault_get(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
-    return reply(signed_answer(await told(to_thread(vault.sign_get, blob))))
+    return reply(signed_answer(await told(in_thread(vault.sign_get, blob))))
 
 
 @router.post(_VAULT, **document("Begin to send a file.", ask=VaultAsk, answer=VaultAnswer, errors=_VAULT_ERRORS))
 async def vault_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
     ask = await read(request, VaultAsk)
-    upload = await told(to_thread(vault.begin, blob, ask.size))
+    upload = await told(in_thread(vault.begin, blob, ask.size))
     return reply(VaultAnswer(upload=upload.upload, part_bytes=upload.part_bytes))
 
 
@@ -217,7 +218,7 @@ async def vault_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Resp
 async def vault_part(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
     ask = await read(request, VaultPartAsk)
-    return reply(signed_answer(await told(to_thread(vault.sign_part, blob, ask.upload, ask.part))))
+    return reply(signed_answer(await told(in_thread(vault.sign_part, blob, ask.upload, ask.part))))
 
 
 @router.post(
@@ -227,7 +228,7 @@ async def vault_part(request: Request, blob: BlobPath, gang: GangQuery) -> Respo
 async def vault_complete(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
     ask = await read(request, VaultCompleteAsk, 8 * MIB)
-    await told(to_thread(vault.complete, blob, ask.upload, ask.tags, ask.size))
+    await told(in_thread(vault.complete, blob, ask.upload, ask.tags, ask.size))
     return reply(MovedAnswer())
 
 
@@ -238,7 +239,7 @@ async def vault_complete(request: Request, blob: BlobPath, gang: GangQuery) -> R
 async def vault_abort(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
     ask = await read(request, VaultAbortAsk)
-    await told(to_thread(vault.abort, blob, ask.upload))
+    await told(in_thread(vault.abort, blob, ask.upload))
     return reply(MovedAnswer())
 
 

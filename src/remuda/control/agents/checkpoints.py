@@ -21,9 +21,11 @@ from remuda.domain.markets import LIVES, Sight, Tally
 from remuda.domain.messages import CheckpointWork, NotYours
 from remuda.domain.offers import Purchase
 from remuda.planner.pace import Losses, Pace, loss_rate, make_pace
-from remuda.store.base import Changes, NotFound, Stale, Store
+from remuda.store.base import Changes, Mismatch, NotFound, Stale, Store
 from remuda.store.blobs import BlobStore
 from remuda.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
+from remuda.store.objects.base import ObjectError
+from remuda.store.objects.threads import in_thread, in_thread_to_its_end
 
 KEPT = 2  # checkpoints of each job
 _COMING = 1000  # jobs whose next checkpoint is remembered while it is sent
@@ -66,6 +68,7 @@ class CheckpointDesk:
         self._opened: dict[str, Vault | None] = {}
         self._losses: tuple[datetime, Mapping[str, Losses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
+        self._untidy: set[str] = set()  # gangs whose users know that their bucket keeps too much
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
@@ -119,7 +122,7 @@ class CheckpointDesk:
             return None
         chosen = next((each for each in saved if each.attempt < attempt.number), saved[0])
         if vault is not None:
-            return chosen, await asyncio.to_thread(vault.read, chosen.manifest)
+            return chosen, await in_thread(vault.read, chosen.manifest)
         assert self._folders is not None
         return chosen, await asyncio.to_thread(self._folders.read, chosen.project, chosen.job_id, chosen.manifest)
 
@@ -152,7 +155,7 @@ class CheckpointDesk:
             del self._coming[next(iter(self._coming))]
         self._coming[attempt.job_id] = frozenset(names)
         if vault is not None:
-            held = await asyncio.to_thread(vault.held)
+            held = await in_thread(vault.held)
             return [name for name in names if name not in held]
         assert blobs is not None
         return await asyncio.to_thread(blobs.missing, names)
@@ -186,21 +189,36 @@ class CheckpointDesk:
         self, vault: Vault, attempt: Attempt, files: Sequence[CheckpointFile], made_at: datetime
     ) -> SavedCheckpoint | Missing | NotYours:
         """As `commit`, of files in a bucket; sizes are compared, contents when they are fetched."""
-        held = await asyncio.to_thread(vault.held)
+        held = await in_thread(vault.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted({each.sha256 for each in wanted if held.get(each.sha256) != each.size}):
             return Missing(blobs=missing)
-        saved = self._row(attempt, files, await asyncio.to_thread(vault.keep, files), made_at, by=attempt.number)
+        saved = self._row(attempt, files, await in_thread(vault.keep, files), made_at, by=attempt.number)
         try:
             saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
         except Stale as error:
             return NotYours(reason=str(error))
+        try:
+            await self._sweep_vault(vault, attempt)
+        except (ObjectError, Mismatch) as error:  # it is safe all the same
+            await self._tell_untidy(attempt, str(error))
+        return saved
+
+    async def _sweep_vault(self, vault: Vault, attempt: Attempt) -> None:
+        """Remove what the kept checkpoints and the coming one do not need. Raises ObjectError, Mismatch."""
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
             needed.add(each.manifest)
-            needed |= {file.sha256 for file in await asyncio.to_thread(vault.read, each.manifest)}
-        await asyncio.to_thread(vault.sweep, needed)
-        return saved
+            needed |= {file.sha256 for file in await in_thread(vault.read, each.manifest)}
+        await in_thread_to_its_end(vault.sweep, needed)  # under the lock: what is removed may be sent again next
+
+    async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
+        """Once an attempt: what is left in the bucket costs its owner something."""
+        if attempt.gang in self._untidy:
+            return
+        self._untidy.add(attempt.gang)
+        text = f"what older checkpoints needed stays in the bucket, until it can be removed: {reason}"
+        await self._store.commit(Changes(events=[self._event(attempt, "checkpoint", text)]))
 
     def _row(
         self, attempt: Attempt, files: Sequence[CheckpointFile], manifest: str, made_at: datetime, *, by: int
@@ -250,7 +268,7 @@ class CheckpointDesk:
             return
         made_at = datetime.fromtimestamp(max(each.mtime_ns for each in files) / 1e9, self._clock.now().tzinfo)
         taken = await self._save(folders, attempt, files, made_at, by=user)
-        await self._tell(job, attempt, taken, f"what attempt {user} left on this machine")
+        await self._tell(attempt, taken, f"what attempt {user} left on this machine")
 
     async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
         """The place is this machine: the folder is filled with what work elsewhere has handed over since."""
@@ -261,20 +279,22 @@ class CheckpointDesk:
         if saved and saved[0].attempt > user:
             files = await asyncio.to_thread(folders.read, job.project, job.id, saved[0].manifest)
             await asyncio.to_thread(folders.lay_out, job.project, job.id, files)
-            await self._tell(job, attempt, saved[0], f"what attempt {saved[0].attempt} handed over")
+            await self._tell(attempt, saved[0], f"what attempt {saved[0].attempt} handed over")
         await asyncio.to_thread(folders.lend, job.project, job.id, attempt.number)
 
-    async def _tell(self, job: Job, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
+    async def _tell(self, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
         text = f"{what} is taken over: {describe(saved.files, saved.bytes)}"
-        event = Event(
-            project=job.project,
-            job_id=job.id,
+        await self._store.commit(Changes(events=[self._event(attempt, "restored", text)]))
+
+    def _event(self, attempt: Attempt, kind: str, text: str) -> Event:
+        return Event(
+            project=attempt.project,
+            job_id=attempt.job_id,
             attempt=attempt.number,
             at=self._clock.now(),
-            kind="restored",
+            kind=kind,
             text=text,
         )
-        await self._store.commit(Changes(events=[event]))
 
 
 def _is_spot(attempt: Attempt) -> bool:

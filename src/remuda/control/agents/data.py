@@ -4,7 +4,6 @@ Only what the gang's own task names can be asked for, and only while its attempt
 object and is good for a quarter of an hour; an agent asks for another one when it has expired.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from remuda.store.objects.base import (
 )
 from remuda.store.objects.base import Found as Object
 from remuda.store.objects.places import KEYS, Found, merge_keys, open_place
+from remuda.store.objects.threads import in_thread
 
 SIGNED_S = 900
 RELAY_BYTES = 8 * 1024 * 1024  # of one answer that goes through us
@@ -79,7 +79,7 @@ class DataDesk:
         """Raises NotFound, ObjectError."""
         found = await self._input(gang, index)
         try:
-            return await asyncio.to_thread(_page, found, after)
+            return await in_thread(_page, found, after)
         except ObjectMissing:
             if await self._is_output_too(gang, index):
                 return InputPage(files=())  # nothing has been put there yet
@@ -90,12 +90,12 @@ class DataDesk:
         found = await self._input(gang, index)
         if not isinstance(found.place, Signs):
             raise ObjectDenied("what is here comes through the control plane")
-        return await asyncio.to_thread(found.place.sign_get, _key(found, path), SIGNED_S)
+        return await in_thread(found.place.sign_get, _key(found, path), SIGNED_S)
 
     async def read(self, gang: str, index: int, path: str, offset: int, length: int) -> bytes:
         """A piece of an input's file, for a node that does not reach it. Raises NotFound, ObjectError."""
         found = await self._input(gang, index)
-        return await asyncio.to_thread(found.place.get, _key(found, path), offset, min(length, RELAY_BYTES))
+        return await in_thread(found.place.get, _key(found, path), offset, min(length, RELAY_BYTES))
 
     async def begin(self, gang: str, index: int, path: str, size: int) -> Upload:
         """Raises NotFound, ObjectError."""
@@ -103,22 +103,22 @@ class DataDesk:
         if not isinstance(found.place, Bucket):
             return Upload(upload="", part_bytes=RELAY_BYTES, relay=True)
         part = part_bytes(size)
-        upload = await asyncio.to_thread(found.place.begin, _key(found, path)) if size > part else ""
+        upload = await in_thread(found.place.begin, _key(found, path)) if size > part else ""
         return Upload(upload=upload, part_bytes=part)
 
     async def sign_part(self, gang: str, index: int, path: str, upload: str, part: int) -> Signed:
         """Raises NotFound, ObjectError."""
         found = await self._output(gang, index)
         bucket = _bucket(found.place)
-        return await asyncio.to_thread(bucket.sign_put, _key(found, path), SIGNED_S, upload, part)
+        return await in_thread(bucket.sign_put, _key(found, path), SIGNED_S, upload, part)
 
     async def complete(self, gang: str, index: int, path: str, upload: str, tags: Sequence[str], size: int) -> None:
         """The file counts now, and is as large as it was. Raises NotFound, ObjectError."""
         found = await self._output(gang, index)
         bucket, key = _bucket(found.place), _key(found, path)
         if upload:
-            await asyncio.to_thread(bucket.complete, key, upload, tags)
-        made = await asyncio.to_thread(bucket.head, key)
+            await in_thread(bucket.complete, key, upload, tags)
+        made = await in_thread(bucket.head, key)
         if made is None or made.size != size:
             there = "nothing" if made is None else f"{made.size} bytes"
             raise ObjectTrouble(f"{key}: {size} bytes were sent and {there} arrived")
@@ -127,16 +127,16 @@ class DataDesk:
         """The storage drops the parts of an upload. Raises NotFound, ObjectError."""
         found = await self._output(gang, index)
         if upload:
-            await asyncio.to_thread(_bucket(found.place).abort, _key(found, path), upload)
+            await in_thread(_bucket(found.place).abort, _key(found, path), upload)
 
     async def write(self, gang: str, index: int, path: str, offset: int, size: int, data: bytes) -> None:
         """A piece of an output's file, for a place that nodes do not reach. Raises NotFound, ObjectError."""
         found = await self._output(gang, index)
         key = _key(found, path)
         if isinstance(found.place, Relays):
-            await asyncio.to_thread(found.place.write, key, offset, data, size)
+            await in_thread(found.place.write, key, offset, data, size)
         elif offset == 0 and len(data) == size:
-            await asyncio.to_thread(_bucket(found.place).put, key, data)
+            await in_thread(_bucket(found.place).put, key, data)
         else:
             raise ObjectDenied("a file in pieces goes to this storage directly, and the node does not reach it")
 

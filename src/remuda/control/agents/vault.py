@@ -3,7 +3,6 @@
 Below the URL of the task, PROJECT/JOB/blobs/SHA256 holds files and lists of files, each by its content.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from remuda.domain.jobs import Job
 from remuda.store.base import Mismatch
 from remuda.store.objects.base import Bucket, ObjectDenied, ObjectMissing, ObjectTrouble, Signed, part_bytes
 from remuda.store.objects.places import KEYS, merge_keys, open_place
+from remuda.store.objects.threads import in_thread
 
 SIGNED_S = 900
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
@@ -118,7 +118,7 @@ class Vaults:
             return None
         secrets = await self._open_secrets(job.project, KEYS)
         keys = merge_keys(self._environment, secrets)
-        found = await asyncio.to_thread(open_place, url, keys, self._now)
+        found = await in_thread(open_place, url, keys, self._now)
         if not isinstance(found.place, Bucket):
             raise ObjectDenied(f"checkpoints cannot be kept at {urlsplit(url).scheme}://")
         folder = f"{found.key.strip('/')}/" if found.key.strip("/") else ""

@@ -1,0 +1,32 @@
+"""Where calls to storages run: in threads of their own and for a bounded time.
+
+A storage that takes a request and never answers holds up those who want that storage, and nobody else.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from remuda.store.objects.base import ObjectTrouble
+
+LIMIT_S = 45.0  # less than the minute that an agent waits for an answer
+_THREADS = ThreadPoolExecutor(32, "storage")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What the call returns. Raises what it raises, and ObjectTrouble after LIMIT_S; a call that has begun goes on."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await in_thread_to_its_end(call, *args, **kwargs)
+    except TimeoutError as error:
+        raise ObjectTrouble(f"the storage does not answer: nothing came for {LIMIT_S:g} s") from error
+
+
+async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `in_thread`, for what must be over before the next thing begins: its own requests are bounded each."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(call, *args, **kwargs))
