@@ -5,6 +5,7 @@ interrupts are found again from the jobs that ended lately. Receivers may hear a
 """
 
 import asyncio
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -125,7 +126,7 @@ def _post(url: str, body: bytes) -> str:
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
             return ""
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
         return str(getattr(error, "reason", error)) or type(error).__name__
 
 
