@@ -176,3 +176,22 @@ def test_who_is_silent_is_shown_beside_what_the_others_say_of_themselves() -> No
         return await introduce_all({"a": facts, "b": none})
 
     assert list(asyncio.run(story())) == [("nodes", "4"), ("silent", "b: cannot be reached")]
+
+
+def test_two_who_ask_at_once_hear_the_same() -> None:
+    calls: list[str] = []
+
+    async def slow() -> str:
+        calls.append("")
+        await asyncio.sleep(0.01)
+        return "x"
+
+    async def story() -> None:
+        parts = Parts[str]()
+        first, second = await asyncio.gather(parts.ask({"a": slow}), parts.ask({"a": slow}))
+        assert first == second == {"a": "x"}
+        assert len(calls) == 1
+        assert await parts.ask({"a": slow}) == {"a": "x"}
+        assert len(calls) == 2
+
+    asyncio.run(story())

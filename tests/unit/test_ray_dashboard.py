@@ -156,6 +156,36 @@ def test_a_gang_has_not_ended_before_its_last_words_are_read(
     asyncio.run(story())
 
 
+def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
+    dashboards: tuple[Dashboard, Dashboard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard, _ = dashboards
+    up = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
+    ended = {"event": "ended", "rank": 0, "code": 0, "exit": {"exit_code": 7}, "said": "", "at": 1777636830.0}
+    before = f"remuda {json.dumps(up)}\n"
+    after = f"{before}remuda {json.dumps(ended)}\n"
+
+    async def story() -> None:
+        provider, _ = make(tmp_path, lab=dashboard.url)
+        (site,) = provider.sites().values()
+        dashboard.show(provider, "rm-1", "RUNNING", (200, {"logs": before}))
+        plain, asked = site.api.log, list[str]()
+
+        async def slow(name: str) -> str | None:
+            asked.append(name)
+            if len(asked) > 1:
+                return await plain(name)
+            dashboard.show(provider, "rm-1", "SUCCEEDED", (200, {"logs": after}))
+            assert [each.state for each in await provider.gangs("rm-1")] == [GangState.ENDED]
+            return before
+
+        monkeypatch.setattr(site.api, "log", slow)
+        for _ in range(2):
+            assert [(each.state, each.exit_code) for each in await provider.gangs("rm-1")] == [(GangState.ENDED, 7)]
+
+    asyncio.run(story())
+
+
 def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
 ) -> None:

@@ -68,16 +68,15 @@ class Parts(Generic[_T]):
 
     async def ask(self, parts: Mapping[str, Callable[[], Coroutine[Any, Any, _T]]]) -> dict[str, _T]:
         """The answers by name. Raises all problems as one where nobody answers."""
-        for name, ask in parts.items():
-            self._ask(name, ask)
-        usual = [self._asking[name] for name in parts if name not in self._problems]
-        slow = [self._asking[name] for name in parts if name in self._problems]
+        asked = {name: self._ask(name, ask) for name, ask in parts.items()}
+        usual = [task for name, task in asked.items() if name not in self._problems]
+        slow = [task for name, task in asked.items() if name in self._problems]
         for tasks, patience_s in ((usual, _PATIENCE_S), (slow, _BRIEF_S)):
             if tasks:
                 await asyncio.wait(tasks, timeout=patience_s)
         answers: dict[str, _T] = {}
-        for name in parts:
-            answer = self._hear(name)
+        for name, task in asked.items():
+            answer = self._hear(name, task)
             if isinstance(answer, ProviderError):
                 self._problems[name] = answer
             else:
@@ -92,20 +91,23 @@ class Parts(Generic[_T]):
         worst = next((problem for problem in problems if isinstance(problem, TryAgain)), problems[0])
         return worst if len(problems) == 1 else type(worst)("; ".join(self.silent))
 
-    def _ask(self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]) -> None:
+    def _ask(self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]) -> "asyncio.Task[_T | ProviderError]":
         """Unless the last question is still open; what was said after nobody listened any more is old."""
         task = self._asking.get(name)
         if task is not None and not task.done():
-            return
+            return task
         answered = task is not None and not task.cancelled() and task.exception() is None
         if task is not None and answered and not isinstance(task.result(), ProviderError):
             self._problems.pop(name, None)  # it answers again, if late: it is waited for as the others are
-        self._asking[name] = asyncio.create_task(_catch(ask()))
+        fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
+        return fresh
 
-    def _hear(self, name: str) -> _T | ProviderError:
-        if not self._asking[name].done():
+    def _hear(self, name: str, task: "asyncio.Task[_T | ProviderError]") -> _T | ProviderError:
+        if not task.done():
             return self._problems.get(name) or TryAgain(f"{name}: no answer within {_PATIENCE_S:.0f} s")
-        return self._asking.pop(name).result()
+        if self._asking.get(name) is task:  # else another who asks at the same time has heard it first
+            del self._asking[name]
+        return task.result()
 
     async def close(self) -> None:
         """Ask nobody any more."""

@@ -5,6 +5,7 @@ Standard library of Python 3.8, one file, sent within user data by `userdata.py`
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -50,10 +51,17 @@ def mount(disk: dict[str, Any], until: float) -> None:
             if time.monotonic() > until:
                 raise OSError(f"the disk of {disk['path']} did not come")
             time.sleep(1)  # noqa: TID251 - a process of its own
-    if disk["make"] and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2:  # nothing is on it
+    # blkid says 2 where nothing is on it, and also where it could not see.
+    if disk["make"] and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2 and is_blank(device):
         subprocess.check_call(["mkfs.ext4", "-q", "-F", device])
     os.makedirs(disk["path"], exist_ok=True)
     subprocess.check_call(["mount", "-o", "ro" if disk["read_only"] else "rw", device, disk["path"]])
+
+
+def is_blank(device: str) -> bool:
+    """Whether it begins as a new disk does. Raises OSError where it cannot be read."""
+    with open(device, "rb") as file:
+        return not file.read(1 << 20).strip(b"\0")
 
 
 def await_end(end: dict[str, Any]) -> None:
@@ -74,7 +82,7 @@ def main(python: str) -> None:
         try:
             rank, address = learn(boot["metadata"])
             break
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             sys.stderr.write(f"remuda: the metadata service: {error}\n")
             if time.monotonic() > until:
                 raise SystemExit(1) from error

@@ -145,6 +145,8 @@ class Site:
         self._mute.pop(name, None)
         told = sight.read_log(log or "")
         latest = self._books.get(name)  # others may have written while this one asked
+        if latest is not None and latest.ended_at is not None:  # what was asked for here is older
+            return sight.as_seen(latest)
         if latest is not None and latest.removed and not record.removed:
             record = replace(record, removed=True)
         record = sight.judge(record, job, told, self._terms.now())
