@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from remuda.cli.profiles import find_model
+from remuda.cli.task.profiles import find_model
 from remuda.planner.estimate.devices import Device, device_of
 from remuda.planner.estimate.memory import estimate_memory
 from remuda.planner.estimate.profile import WorkProfile

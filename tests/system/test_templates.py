@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from remuda.cli.init import TEMPLATES
 from remuda.cli.main import cli
-from remuda.cli.wheel import make_wheel
+from remuda.cli.task.wheel import make_wheel
 from remuda.spec import parse_task
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))

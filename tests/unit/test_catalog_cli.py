@@ -65,7 +65,7 @@ def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(monkeypatch: 
         for zone, taken in (("a", 1), ("b", 0))
     ]
     other = wire.MarketRow(**{**asdict(rows[0]), "market": f"{place}x/{key}"})
-    monkeypatch.setattr("remuda.cli.chances.seen_here", lambda: {row.market: row for row in (*rows, other)})
+    monkeypatch.setattr("remuda.cli.task.chances.seen_here", lambda: {row.market: row for row in (*rows, other)})
     [seen] = json.loads(run(*wish, "-o", "json").stdout)
     assert seen["seen"] == "granted 6 of 8, taken 1 times in 40.0 h, boots in 90 s"
     assert "SEEN HERE" in run(*wish).stdout

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 from tests.unit.cli_client import make_attempt, make_event, make_job, make_node
 
-from remuda.cli.bar import Bar
-from remuda.cli.output import Column, rows_out
-from remuda.cli.screen import open_screen
-from remuda.cli.shown import show_progress
-from remuda.cli.story import Story
+from remuda.cli.view.bar import Bar
+from remuda.cli.view.output import Column, rows_out
+from remuda.cli.view.screen import open_screen
+from remuda.cli.view.shown import show_progress
+from remuda.cli.view.story import Story
 from remuda.domain.tasks import Task
 
 

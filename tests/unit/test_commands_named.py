@@ -11,7 +11,7 @@ import click
 import pytest
 
 from remuda.cli.main import cli
-from remuda.cli.session import named
+from remuda.cli.reach.session import named
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src/remuda").rglob("*.py"))
@@ -74,7 +74,7 @@ def find_wrong_words(command: click.Command, context: click.Context, words: list
 
 
 def find_faults(text: str, *shapes: re.Pattern[str], whole: bool = True) -> list[str]:
-    lines = [line for shape in shapes for line in shape.findall(text)]
+    lines = [line for shape in shapes for line in shape.findall(text)] if "remuda " in text else []
     return [f"remuda {line}: {fault}" for line in lines if (fault := find_fault(line, whole=whole))]
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from remuda.cli.bench import keep, make_text, read_rate
 from remuda.cli.main import cli
-from remuda.cli.profiles import find_model, list_models, text_with_rates
-from remuda.cli.session import Failure
+from remuda.cli.task.profiles import find_model, list_models, text_with_rates
+from remuda.cli.view.failure import Failure
 from remuda.planner.estimate.devices import device_of
 from remuda.planner.estimate.memory import estimate_memory
 from remuda.planner.estimate.profile import ProfileError, WorkProfile, read_profile

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remuda.cli import offered
 from remuda.cli.plan import command
+from remuda.cli.task import offered
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.places import VolumePlace
 from remuda.domain.units import HourlyRate, Money

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import Failure, named, param_option, read_params, session
+from remuda.cli.reach.session import named, session
+from remuda.cli.task.reading import param_option, read_params
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.output import Column, output_option, rows_out
 
 if TYPE_CHECKING:
     from remuda.client import Client
@@ -39,7 +41,7 @@ def command(
     `REMUDA_PROGRESS {"done": 1280}`. The task's `work.profile` then says what was measured, and `remuda plan` ranks
     by it; accelerators that were not tried follow by what is known of them.
     """
-    from remuda.cli.reading import read_task
+    from remuda.cli.task.reading import read_task
 
     params = read_params(param)
     loaded = read_task(file, params)
@@ -89,7 +91,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
 
 def keep(path: Path, rates: dict[str, float]) -> None:
     """Write measured rates into a work profile; what it holds stays."""
-    from remuda.cli.profiles import read_file
+    from remuda.cli.task.profiles import read_file
 
     data: dict[str, Any] = read_file(path) if path.exists() else {"format": "remuda-work-profile/1"}
     data["measured"] = {**data.get("measured", {}), **rates}
@@ -101,7 +103,7 @@ def _measure(
 ) -> tuple[str, float | None, str]:
     from dataclasses import replace
 
-    from remuda.cli.submission import submit, upload_folder
+    from remuda.cli.task.submission import submit, upload_folder
     from remuda.spec.origin import capture
 
     task = loaded.task

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import output_option
+from remuda.cli.view.output import output_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ def command() -> None:
 @output_option
 def info(output: str) -> None:
     """Say which catalog is in use, how old it is, and what it holds from where."""
-    from remuda.cli.output import Column, json_out, pairs_out, rows_out
+    from remuda.cli.view.output import Column, json_out, pairs_out, rows_out
     from remuda.store.snapshot import Snapshot
     from remuda.store.snapshot.choose import SHIPPED
 
@@ -177,7 +177,7 @@ def _progress(text: str) -> None:
 @output_option
 def list_price_sources(output: str) -> None:
     """List whose prices `refresh` can read, and why not the others'."""
-    from remuda.cli.output import Column, rows_out
+    from remuda.cli.view.output import Column, rows_out
     from remuda.providers.prices import list_sources, list_unavailable
 
     rows = [(name, True, source.title) for name, source in sorted(list_sources().items())]
@@ -210,7 +210,7 @@ def diff(old: str | None, new: str | None, provider: str | None, limit: int, out
 
 
 def _diff_out(changes: "list[Change]", limit: int, output: str, paths: "tuple[Path, Path]") -> None:
-    from remuda.cli.output import Column, rows_out
+    from remuda.cli.view.output import Column, rows_out
     from remuda.domain.units import HourlyRate, format_rate
 
     def dollars(micros: int) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, json_out, output_option, pairs_out, rows_out
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from remuda.providers.base import Manifest, Outside, Provider
@@ -112,7 +112,7 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
 
 
 def _examine(name: str | None) -> list[Finding]:
-    from remuda.cli.offered import foresee_outside
+    from remuda.cli.task.offered import foresee_outside
 
     known, everyone = _load(name)
     outside = foresee_outside(known)

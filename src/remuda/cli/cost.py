@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, json_out, output_option, pairs_out, rows_out
-from remuda.cli.session import project_option, session
+from remuda.cli.reach.session import project_option, session
+from remuda.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from remuda.client.wire import CostView, JobDetail
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 @output_option
 def command(name: str | None, project: str, output: str) -> None:
     """Show what was spent: of one job, every charge and where its time went; without a name, by job."""
-    from remuda.cli.listing import list_jobs
+    from remuda.cli.reach.session import list_jobs
 
     with session() as client:
         if name is not None:
             _job_out(client.job(project, name), client.cost(project, name), output)
             return
         rows, _ = list_jobs(client, project)
-    from remuda.cli import shown
+    from remuda.cli.view import shown
 
     columns = [
         Column("name", wide=True),
@@ -40,7 +40,7 @@ def command(name: str | None, project: str, output: str) -> None:
 
 
 def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
-    from remuda.cli import shown, summary
+    from remuda.cli.view import shown, summary
     from remuda.domain.units import HourlyRate, format_rate
 
     elsewhere = summary.price_elsewhere(job, cost) if output != "csv" else []

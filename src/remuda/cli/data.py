@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 TRY_S, TRIED = 3.0, 2000  # how long, and how many random samples, a rate is measured at most
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import project_option, session
+from remuda.cli.reach.session import project_option, session
+from remuda.cli.view.output import Column, output_option, rows_out
 
 if TYPE_CHECKING:
     from remuda.client.wire import JobDetail

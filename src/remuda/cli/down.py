@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import Failure, session
+from remuda.cli.reach.session import session
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.output import Column, output_option, rows_out
 
 if TYPE_CHECKING:
     from remuda.client import Client

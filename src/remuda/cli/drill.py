@@ -2,7 +2,8 @@
 
 import click
 
-from remuda.cli.session import Failure, named, project_option, session
+from remuda.cli.reach.session import named, project_option, session
+from remuda.cli.view.failure import Failure
 
 
 @click.group("drill")

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remuda.cli.output import Column, json_out, output_option, rows_out
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.output import Column, json_out, output_option, rows_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
     if given["optimizer"] and given["optimizer"].lower() not in OPTIMIZERS:
         raise Failure(f"unknown optimizer {given['optimizer']!r}", f"there are {', '.join(OPTIMIZERS)}", exit_code=2)
     if given["model"] == "list":
-        from remuda.cli.profiles import list_models
+        from remuda.cli.task.profiles import list_models
 
         rows_out(["model"], [(name,) for name in list_models()], output)
         return
@@ -115,7 +115,7 @@ def _read_gpu(given: dict[str, Any]) -> None:
 def _find(
     script: str | None, arguments: list[str], given: dict[str, Any]
 ) -> "tuple[dict[str, Any] | None, WorkProfile]":
-    from remuda.cli import profiles
+    from remuda.cli.task import profiles
 
     if sum(1 for each in (script, given["model"], given["file"]) if each) != 1:
         raise click.UsageError("give one of TRAIN.PY, --model NAME and --profile WORK.JSON")

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import project_option, session
+from remuda.cli.reach.session import project_option, session
+from remuda.cli.view.output import Column, output_option, rows_out
 
 if TYPE_CHECKING:
     from remuda.client.wire import EventView
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @output_option
 def command(name: str, project: str, follow: bool, output: str) -> None:
     """Tell a job's story, each step with its reason."""
-    from remuda.cli.story import story_line
+    from remuda.cli.view.story import story_line
 
     with session() as client:
         if follow and output == "table":

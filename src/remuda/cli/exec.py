@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from remuda.cli.reach import read_target
-from remuda.cli.session import project_option, session
+from remuda.cli.reach.session import project_option, session
+from remuda.cli.reach.tunnel import read_target
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})

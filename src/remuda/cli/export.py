@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.reading import read_any_task
-from remuda.cli.session import Failure, param_option, read_params
+from remuda.cli.task.reading import param_option, read_any_task, read_params
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.domain.offers import Offer

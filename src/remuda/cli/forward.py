@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.reach import with_tunnel
-from remuda.cli.session import Failure, project_option
+from remuda.cli.reach.session import project_option
+from remuda.cli.reach.tunnel import with_tunnel
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.client.tunnel.mux import Channel, Fields, Tunnel

@@ -2,8 +2,8 @@
 
 import click
 
-from remuda.cli.output import output_option
-from remuda.cli.session import session
+from remuda.cli.reach.session import session
+from remuda.cli.view.output import output_option
 
 
 @click.command("gc")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, rows_out
-from remuda.cli.reading import read_any_task
-from remuda.cli.session import Failure, param_option, read_params
+from remuda.cli.task.reading import param_option, read_any_task, read_params
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.output import Column, rows_out
 
 if TYPE_CHECKING:
     from remuda.domain.tasks import Task

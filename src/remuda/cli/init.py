@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.spec.starter import Answers
@@ -58,7 +58,7 @@ def _templates() -> dict[str, Path]:
 
 
 def _list_templates() -> None:
-    from remuda.cli.output import Column, rows_out
+    from remuda.cli.view.output import Column, rows_out
 
     rows = [
         (name, (folder / "task.yaml").read_text().splitlines()[0].lstrip("# ")) for name, folder in _templates().items()
@@ -93,7 +93,7 @@ def _read_template(folder: Path) -> dict[str, bytes]:
     """Its files by name. Where no index has this Remuda, the part of it that programs import comes along as a wheel."""
     from importlib.metadata import distribution
 
-    from remuda.cli.wheel import NAME, make_wheel
+    from remuda.cli.task.wheel import NAME, make_wheel
 
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
     if b"remuda[train]" in files["requirements.txt"] and (wheel := make_wheel(distribution("remuda"))) is not None:

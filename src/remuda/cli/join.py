@@ -2,7 +2,7 @@
 
 import click
 
-from remuda.cli.session import session
+from remuda.cli.reach.session import session
 
 
 @click.command("join")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.session import project_option, session
+from remuda.cli.reach.session import project_option, session
 
 if TYPE_CHECKING:
     from remuda.client import Client
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("-n", "--tail", type=click.IntRange(0), default=None, help="Only the last so many lines.")
 def command(name: str, project: str, following: bool, rank: int, attempt: int | None, tail: int | None) -> None:
     """Print or follow a job's log; it outlives the node and the server."""
-    from remuda.cli.follow import follow
+    from remuda.cli.reach.follow import follow
 
     with session() as client:
         if following and tail is None and attempt is None and rank == 0:

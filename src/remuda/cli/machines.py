@@ -2,8 +2,8 @@
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import session
+from remuda.cli.reach.session import session
+from remuda.cli.view.output import Column, output_option, rows_out
 
 
 @click.group("machines", invoke_without_command=True)
@@ -13,7 +13,7 @@ def command(context: click.Context, output: str) -> None:
     """List the machines that joined."""
     if context.invoked_subcommand is not None:
         return
-    from remuda.cli import shown
+    from remuda.cli.view import shown
 
     columns = [
         Column("name"),

@@ -2,8 +2,8 @@
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import session
+from remuda.cli.reach.session import session
+from remuda.cli.view.output import Column, output_option, rows_out
 
 
 @click.command("nodes")
@@ -11,7 +11,7 @@ from remuda.cli.session import session
 @output_option
 def command(project: str | None, output: str) -> None:
     """List nodes that run or bill now."""
-    from remuda.cli import shown
+    from remuda.cli.view import shown
     from remuda.domain.units import HourlyRate, format_rate
 
     columns = [

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import output_option
+from remuda.cli.view.output import output_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from remuda.catalog.query import Matches, NearMiss
-    from remuda.cli.output import Column
+    from remuda.cli.view.output import Column
     from remuda.client.wire import MarketRow
     from remuda.domain.offers import Offer
     from remuda.domain.tasks import Resources
@@ -82,8 +82,8 @@ _FAULTS = {
 
 
 def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, object], output: str) -> None:
-    from remuda.cli.chances import seen_here
-    from remuda.cli.output import Column, rows_out
+    from remuda.cli.task.chances import seen_here
+    from remuda.cli.view.output import Column, rows_out
 
     limit = given["limit"]
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
@@ -110,7 +110,7 @@ def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matche
     names = [name for name in need.providers if name not in known]
     if not names:
         return ()
-    from remuda.cli.offered import match_named
+    from remuda.cli.task.offered import match_named
 
     matches, problems = match_named(need, names)
     for problem in problems:
@@ -157,7 +157,7 @@ def _seen_text(seen: "Sequence[MarketRow]") -> str | None:
 
 
 def _columns() -> "list[Column]":
-    from remuda.cli.output import Column
+    from remuda.cli.view.output import Column
     from remuda.domain.units import format_memory
 
     def dollars(value: object) -> str:
@@ -292,7 +292,7 @@ def _explain_nothing(
     snapshot: "Snapshot", need: "Resources", output: str, reserved: bool, live: "Sequence[Matches]" = ()
 ) -> None:
     """Say why nothing matches and what would have to change, and exit with 1."""
-    from remuda.cli.output import rows_out
+    from remuda.cli.view.output import rows_out
 
     found = _join(live) if live else snapshot.match(need, limit=0, misses=5, reserved=reserved)
     if output != "table":
@@ -385,7 +385,7 @@ def _say_own(provider: str) -> str:
 
 def _list_accelerators(output: str) -> None:
     from remuda.catalog.accelerators import Precision, list_accelerators
-    from remuda.cli.output import Column, rows_out
+    from remuda.cli.view.output import Column, rows_out
 
     def tera(value: float) -> str:
         return f"{value / 1e12:g}"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.reading import read_any_task
-from remuda.cli.session import Failure, param_option, read_params
+from remuda.cli.task.reading import param_option, read_any_task, read_params
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.output import Column, output_option, rows_out
 
 if TYPE_CHECKING:
-    from remuda.cli.offered import Offered
+    from remuda.cli.task.offered import Offered
     from remuda.domain.offers import Offer
     from remuda.domain.tasks import Task
     from remuda.planner.explain import Explanation, Miss
@@ -55,8 +55,8 @@ def command(
     Nothing is started and nobody is asked for money. Estimates are what the task's `work` and limits allow to say;
     what they rest on is written below the table.
     """
-    from remuda.cli.output import json_out
-    from remuda.cli.profiles import with_rates
+    from remuda.cli.task.profiles import with_rates
+    from remuda.cli.view.output import json_out
     from remuda.planner.prospects import join_reasons, tasks_of
 
     task = with_rates(read_any_task(file, read_params(param)), Path(file).parent)
@@ -96,8 +96,8 @@ class _Answer:
 
 
 def _answer(task: "Task", by: str, limit: int, all_places: bool, here: bool, output_mib: int | None) -> _Answer:
-    from remuda.cli.chances import tell_chances
-    from remuda.cli.offered import gather
+    from remuda.cli.task.chances import tell_chances
+    from remuda.cli.task.offered import gather
     from remuda.planner.explain import explain, say_no_offer
     from remuda.planner.placements import Objective, View
     from remuda.planner.rank import plan, warn_of_dear_spot, warn_of_notices

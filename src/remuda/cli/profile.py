@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 PRICE = "REMUDA_PRICE_USD_HR"
 PATIENCE_S = 10.0  # for more rounds than asked for, where windows are short

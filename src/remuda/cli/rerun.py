@@ -2,7 +2,9 @@
 
 import click
 
-from remuda.cli.session import Failure, named, param_option, project_option, read_params, session
+from remuda.cli.reach.session import named, project_option, session
+from remuda.cli.task.reading import param_option, read_params
+from remuda.cli.view.failure import Failure
 
 
 @click.command("rerun")
@@ -17,8 +19,8 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
 
     import msgspec
 
-    from remuda.cli.follow import follow
-    from remuda.cli.submission import submit
+    from remuda.cli.reach.follow import follow
+    from remuda.cli.task.submission import submit
     from remuda.domain.jobs import Origin
     from remuda.domain.tasks import Task
 

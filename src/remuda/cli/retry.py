@@ -2,7 +2,7 @@
 
 import click
 
-from remuda.cli.session import project_option, session
+from remuda.cli.reach.session import project_option, session
 
 
 @click.command("retry")
@@ -11,7 +11,7 @@ from remuda.cli.session import project_option, session
 @click.option("-d", "--detach", is_flag=True, help="Do not follow its log.")
 def command(name: str, project: str, detach: bool) -> None:
     """Queue an ended job again; it goes on from its checkpoint."""
-    from remuda.cli.follow import follow
+    from remuda.cli.reach.follow import follow
 
     with session() as client:
         seen = client.events(project, name).last

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.session import Failure, named, param_option, read_params, session
+from remuda.cli.reach.session import named, session
+from remuda.cli.task.reading import param_option, read_params
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.client import Client
@@ -30,8 +32,8 @@ def command(
 
     Ctrl-C leaves the job running and says how to come back.
     """
-    from remuda.cli.follow import follow
-    from remuda.cli.reading import read_task
+    from remuda.cli.reach.follow import follow
+    from remuda.cli.task.reading import read_task
 
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: a job that is followed is its log")
@@ -62,8 +64,8 @@ def _submit(
 ) -> "Submitted":
     from dataclasses import replace
 
-    from remuda.cli.profiles import text_with_rates
-    from remuda.cli.submission import submit, upload_folder
+    from remuda.cli.task.profiles import text_with_rates
+    from remuda.cli.task.submission import submit, upload_folder
     from remuda.client import ApiError
     from remuda.spec.origin import capture
 
@@ -89,14 +91,14 @@ def _submit(
     except ApiError as error:
         if error.code != "no-offer":
             raise
-        from remuda.cli.offered import tell_elsewhere
+        from remuda.cli.task.offered import tell_elsewhere
 
         raise Failure(error.message, tell_elsewhere(task, file)) from error
 
 
 def _tell(job: "Submitted", output: str) -> None:
     if output == "json":
-        from remuda.cli.output import json_out
+        from remuda.cli.view.output import json_out
 
         json_out({"id": job.id, "name": job.name, "project": job.project, "phase": job.phase})
         return

@@ -4,8 +4,8 @@ import json
 
 import click
 
-from remuda.cli.output import Column, output_option, rows_out
-from remuda.cli.session import session
+from remuda.cli.reach.session import session
+from remuda.cli.view.output import Column, output_option, rows_out
 
 
 @click.command("schedules")
@@ -13,8 +13,8 @@ from remuda.cli.session import session
 @output_option
 def command(project: str | None, output: str) -> None:
     """List jobs that repeat and when they run next; `remuda stop NAME` ends one, its runs go on."""
-    from remuda.cli import shown
-    from remuda.cli.listing import list_jobs
+    from remuda.cli.reach.session import list_jobs
+    from remuda.cli.view import shown
     from remuda.domain.jobs import NEXT_RUN
 
     columns = [

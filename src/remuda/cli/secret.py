@@ -4,7 +4,8 @@ from typing import IO
 
 import click
 
-from remuda.cli.session import Failure, named, project_option, session
+from remuda.cli.reach.session import named, project_option, session
+from remuda.cli.view.failure import Failure
 
 
 @click.group("secret")
@@ -43,7 +44,7 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
 )
 def list_secrets(project: str, output: str) -> None:
     """List the names of a project's secrets."""
-    from remuda.cli.output import Column, rows_out
+    from remuda.cli.view.output import Column, rows_out
 
     with session() as client:
         rows = [(secret.name, secret.updated_at) for secret in client.secrets(project)]

@@ -2,7 +2,7 @@
 
 import click
 
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 
 @click.group("server")
@@ -54,7 +54,7 @@ def restart(context: click.Context) -> None:
 )
 def status(output: str) -> None:
     """Say whether the server runs and what it is; exits with 3 where it does not."""
-    from remuda.cli.output import json_out, pairs_out
+    from remuda.cli.view.output import json_out, pairs_out
     from remuda.client import Unreachable, connect
 
     try:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remuda.cli.output import json_out, output_option
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.output import json_out, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +52,7 @@ def command(context: click.Context, /, scenario: Path | None, **given: Any) -> N
 def _run_scenario(
     path: Path, segments: bool, csv_file: Path | None, plot: Path | None, gantt: Path | None, output: str
 ) -> None:
-    from remuda.cli import simulated
+    from remuda.cli.view import simulated
     from remuda.sim.traces.fleet import run_fleet
     from remuda.sim.traces.readers import TraceError
     from remuda.sim.traces.scenario import read_scenario, run_scenario
@@ -171,7 +171,7 @@ def spot(**given: Any) -> None:
     Lists, such as --deadline 52h,60h, are combined with each other. A ratio is total cost over total optimum. With
     `--segments -o json` every stay is listed, so that anyone can work out cost, deadline and optimum again.
     """
-    from remuda.cli import simulated
+    from remuda.cli.view import simulated
     from remuda.sim.traces.readers import TraceError
 
     wish = _Wish(**given)
@@ -228,7 +228,7 @@ def fleet(
     Every virtual cluster is a place of its own, whose GPUs are handed out one by one; a job that needs more than its
     cluster has is left out and counted.
     """
-    from remuda.cli import simulated
+    from remuda.cli.view import simulated
     from remuda.sim.traces.fleet import Stay, read_jobs, read_pools, run_fleet
     from remuda.sim.traces.readers import TraceError
 

@@ -4,8 +4,9 @@ import sys
 
 import click
 
-from remuda.cli.reach import read_target, with_tunnel
-from remuda.cli.session import Failure, project_option
+from remuda.cli.reach.session import project_option
+from remuda.cli.reach.tunnel import read_target, with_tunnel
+from remuda.cli.view.failure import Failure
 
 
 @click.command("ssh", context_settings={"ignore_unknown_options": True})
@@ -22,7 +23,7 @@ def command(target: str | None, arguments: tuple[str, ...], project: str, tty: b
     ~/.ssh/config.d/remuda, after which plain `ssh NAME`, scp, sftp, rsync and editors work as with any host.
     """
     if setup:
-        from remuda.cli.ssh_config import write_config
+        from remuda.cli.reach.ssh_config import write_config
 
         for told in write_config():
             click.echo(told)
@@ -32,8 +33,8 @@ def command(target: str | None, arguments: tuple[str, ...], project: str, tty: b
     if stdio:
         _speak(project, target)
         return
-    from remuda.cli.ssh_config import refresh_config
-    from remuda.cli.terminal import run_here
+    from remuda.cli.reach.ssh_config import refresh_config
+    from remuda.cli.reach.terminal import run_here
 
     refresh_config()
     line = " ".join(arguments) or None
@@ -44,7 +45,7 @@ def command(target: str | None, arguments: tuple[str, ...], project: str, tty: b
 
 def _speak(project: str, target: str) -> None:
     try:
-        from remuda.cli.sshd import serve_stdio
+        from remuda.cli.reach.sshd import serve_stdio
     except ModuleNotFoundError as error:
         if error.name != "asyncssh":
             raise

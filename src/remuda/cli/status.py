@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.output import Column, json_out, pairs_out, rows_out
-from remuda.cli.session import project_option, session
+from remuda.cli.reach.session import project_option, session
+from remuda.cli.view.output import Column, json_out, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from remuda.client.wire import JobDetail, OutlookView
@@ -35,7 +35,7 @@ def command(name: str, project: str, output: str) -> None:
 
 
 def _facts(job: "JobDetail") -> list[tuple[str, object]]:
-    from remuda.cli import shown
+    from remuda.cli.view import shown
 
     lasted = (shown.show_ago if job.phase in shown.ENDED else shown.show_for)(job.since)
     facts: list[tuple[str, object]] = [
@@ -66,7 +66,7 @@ def _course_facts(job: "JobDetail", outlook: "OutlookView | None") -> list[tuple
     """What was decided last and why, and what is expected of the rest."""
     from datetime import timedelta
 
-    from remuda.cli import shown
+    from remuda.cli.view import shown
     from remuda.domain.units import format_duration
 
     facts: list[tuple[str, object]] = []
@@ -89,7 +89,7 @@ def _search_out(job: "JobDetail") -> None:
     """Every place that said no or failed, and until when it is left alone."""
     from datetime import UTC, datetime
 
-    from remuda.cli import shown
+    from remuda.cli.view import shown
 
     said: dict[str, tuple[int, str, datetime]] = {}
     for attempt in job.attempts:
@@ -114,7 +114,7 @@ def _search_out(job: "JobDetail") -> None:
 
 
 def _attempts_out(job: "JobDetail") -> None:
-    from remuda.cli import shown
+    from remuda.cli.view import shown
 
     columns = [
         Column("number", "TRY", right=True),
@@ -131,7 +131,7 @@ def _attempts_out(job: "JobDetail") -> None:
 
 
 def _nodes_out(job: "JobDetail") -> None:
-    from remuda.cli import shown
+    from remuda.cli.view import shown
 
     if not job.attempts:
         return

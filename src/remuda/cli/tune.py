@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from remuda.cli.profile import PRICE, find_price, need_torch
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 
 @click.command("tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

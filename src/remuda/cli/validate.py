@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.session import param_option, read_params
+from remuda.cli.task.reading import param_option, read_params
 
 if TYPE_CHECKING:
     from remuda.spec import SpecError, Translation
@@ -27,7 +27,7 @@ def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema:
     refuse is said. Nothing is contacted.
     """
     if schema:
-        from remuda.cli.output import json_out
+        from remuda.cli.view.output import json_out
         from remuda.spec.schema import make_schema
 
         json_out(make_schema())
@@ -59,14 +59,14 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
         else:
             _tell(file, found)
     if output == "json":
-        from remuda.cli.output import json_out
+        from remuda.cli.view.output import json_out
 
         json_out(results)
     return code
 
 
 def _tell(file: str, found: "Translation") -> None:
-    from remuda.cli.output import pairs_out
+    from remuda.cli.view.output import pairs_out
     from remuda.spec.words import describe_task
 
     own = found.kind == "Remuda"

@@ -14,10 +14,10 @@ _HEAD = "# Written by `remuda ssh`; changes are lost. `ssh NAME` reaches the nod
 
 def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence[str]:
     """Write the file and have ~/.ssh/config include it; what was done, for people. `jobs`: project, name, nodes."""
-    from remuda.cli.session import Failure
+    from remuda.cli.view.failure import Failure
 
     try:
-        from remuda.cli.sshd import host_key
+        from remuda.cli.reach.sshd import host_key
     except ModuleNotFoundError as error:
         if error.name != "asyncssh":
             raise
@@ -81,7 +81,7 @@ def _include(config: Path) -> Sequence[str]:
 
 
 def _running() -> Sequence[tuple[str, str, int]]:
-    from remuda.cli.session import session
+    from remuda.cli.reach.session import session
 
     with session() as client:
         rows = client.nodes()

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.domain.tasks import Task

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from remuda.cli.session import Failure, named, session
+from remuda.cli.reach.session import named, session
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.client.tunnel.mux import Tunnel

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli import shown
-from remuda.cli.output import Column, pairs_out, rows_out
+from remuda.cli.view import shown
+from remuda.cli.view.output import Column, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from remuda.client import Client

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.client import Client

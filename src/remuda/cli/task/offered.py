@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from remuda.catalog.fit import match_offers
 from remuda.catalog.query import Matches
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host, VolumePlace
 from remuda.domain.tasks import Resources, SpotPolicy, Task

@@ -3,7 +3,7 @@
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from remuda.cli import shown
+from remuda.cli.view import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

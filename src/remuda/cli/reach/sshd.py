@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncssh
 
-from remuda.cli.terminal import exit_code
+from remuda.cli.reach.terminal import exit_code
 from remuda.client.state import default_home
 from remuda.client.tunnel.mux import ERR, Channel, FarError, Tunnel, TunnelLost, join
 

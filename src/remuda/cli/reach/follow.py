@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.screen import job_ranks
-from remuda.cli.session import Failure, named
+from remuda.cli.reach.session import named
+from remuda.cli.view.failure import Failure
+from remuda.cli.view.screen import job_ranks
 
 if TYPE_CHECKING:
-    from remuda.cli.screen import Screen
+    from remuda.cli.view.screen import Screen
     from remuda.client import Client
     from remuda.client.wire import EventView, JobDetail
 
@@ -31,8 +32,8 @@ def follow(client: "Client", project: str, name: str, *, after: int = 0, first: 
 
     `after` and `first` say from which event and which attempt on.
     """
-    from remuda.cli.screen import open_screen
-    from remuda.cli.summary import summary_out
+    from remuda.cli.view.screen import open_screen
+    from remuda.cli.view.summary import summary_out
 
     try:
         job = client.job(project, name)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from remuda.cli.bar import Bar
-from remuda.cli.story import Story
+from remuda.cli.view.bar import Bar
+from remuda.cli.view.story import Story
 
 if TYPE_CHECKING:
     from remuda.client.wire import EventView, JobDetail

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remuda.cli.output import Column, json_out, pairs_out, rows_out
+from remuda.cli.view.output import Column, json_out, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from remuda.sim.traces.fleet import Outcome, Stay

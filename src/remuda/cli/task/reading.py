@@ -1,17 +1,37 @@
-"""Reading a task file for a command: every problem is said at its place, and the command ends with 2."""
+"""Reading a task file and its --param for a command: every problem is said at its place; the command ends with 2."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from remuda.cli.session import Failure
+from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from remuda.domain.tasks import Task
     from remuda.spec import LoadedTask
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def param_option(function: _F) -> _F:
+    """Add `--param name=value`, many times; the value arrives as `param`."""
+    return click.option("--param", multiple=True, metavar="NAME=VALUE", help="Override a parameter of the task.")(
+        function
+    )
+
+
+def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`("lr=0.1",)` as `{"lr": "0.1"}`. Raises Failure."""
+    params = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise Failure(f"--param {pair}: expected NAME=VALUE", "for example --param lr=0.1", exit_code=2)
+        params[name] = value
+    return params
 
 
 def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
