@@ -149,7 +149,11 @@ def _go_on(config: Config, work: Work, checkpoint: Checkpoint, folder: str, chan
     from ..data.web import tell_to
     from .handover import restore, settle
 
-    tell = tell_to(channel, "waits")
+    heard = tell_to(channel, "waits")
+
+    def tell(text: str) -> None:
+        heard(f"for the newest checkpoint: {text}")
+
     try:
         if checkpoint.storage is None:
             told = restore(config, folder, tell)
