@@ -3,6 +3,7 @@
 import getpass
 import io
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,17 @@ from remuda.train.plan import Plan
 from remuda.tuning.diagnose import Diagnosis, Doctor, Finding
 from remuda.tuning.every import Every
 from remuda.tuning.paired import compare
-from remuda.tuning.probe.look import Lines, Look, _is_work, code_at_work, find_between, find_own_line, sum_up
+from remuda.tuning.probe.look import (
+    Lines,
+    Look,
+    Loop,
+    _is_work,
+    code_at_work,
+    find_between,
+    find_loop,
+    find_own_line,
+    sum_up,
+)
 from remuda.tuning.probe.modes import Modes
 from remuda.tuning.session import Session
 from remuda.tuning.text import describe
@@ -30,7 +41,7 @@ from remuda.tuning.tune import list_changes
 SCRIPT = str(Path(__file__).with_name("tuned.py"))
 FACTS: dict[str, Any] = {
     "name": "cpu", "device": "cpu", "ranks": 1, "samples": 1000, "global_batch": 10, "micro_batch": 10, "cores": 4,
-    "in_memory": False, "tensor_cores": False, "split": False,
+    "in_memory": False, "tensor_cores": False, "split": False, "loop": False,
     "plan": {
         "threads": 2, "workers": 0, "prefetch": 2, "pin": True, "recompute": False, "precision": "fp32",
         "micro_batch": 0,
@@ -49,7 +60,36 @@ def test_a_gain_is_beyond_noise_by_students_t() -> None:
     assert compare([2.0], [1.0]).half == inf
     assert not compare([2.0], [1.0]).is_gain
     assert compare([1.0, 1.0, 1.0], [2.0, 2.1, 2.0]).is_loss
-    assert compare([1.0, 1.0, 9.0, 1.0], [0.9, 0.9, 0.9, 0.9]).agree
+
+
+def test_pairs_that_all_agree_are_sure_from_five_on_and_told_as_such() -> None:
+    """Four of one mind come by chance once in 16 times, five once in 32; the interval may reach zero by one outlier."""
+    assert not compare([1.0, 1.0, 9.0, 1.0], [0.9] * 4).agree
+    found = compare([1.0, 1.0, 9.0, 1.0, 1.0], [0.9] * 5)
+    assert found.agree
+    assert not found.is_gain
+    assert not compare([1.0, 1.0, 9.0, 0.8, 1.0], [0.9] * 5).agree
+
+    class Jolted(Played):
+        """One of its windows with the last batch again took far longer than the others."""
+
+        count = 0
+
+        def measure(self, mode: str = "", *, steps: int, skip: int, **more: Any) -> list[dict[str, Any]]:
+            self.count += mode == "cached" and not more
+            late = 90.0 if mode == "cached" and not more and self.count == 2 else 0.0
+            told = super().measure(mode, steps=steps, skip=skip, **more)
+            for each in told:
+                each["steps"] = [seconds + late / 1e3 for seconds in each["steps"]]
+                each["parts"]["compute"] = [seconds + late / 1e3 for seconds in each["parts"]["compute"]]
+            return told
+
+    def diagnose(rounds: int) -> str:
+        played: Any = Jolted(2, alone={"step": 4.0}, double={"step": 100.0})
+        return describe(Doctor(played, steps=4, rounds=rounds).diagnose(), None)
+
+    assert "1. slow collective: 6.0 (6.0 to 96.0 in all pairs) of 10.0 ms" in diagnose(5)
+    assert "slow collective" not in diagnose(4)
 
 
 def test_dollars_are_seconds_of_all_steps_at_the_price() -> None:
@@ -89,6 +129,57 @@ def test_the_planted_fault_is_first(fault: str, ranks: int, cause: str, tmp_path
         assert "tuned.py" in found.findings[0].evidence
     assert [each["rank"] for each in told] == list(range(ranks))
     assert all(len(each["steps"]) == len(each["parts"]["communication"]) == 3 for each in told)
+
+
+@pytest.mark.parametrize(("ranks", "passes"), [(1, 4), (2, 3), (1, 1)])
+def test_what_a_loop_over_epochs_does_between_two_is_found_and_what_follows_the_loop_is_not_run(
+    ranks: int, passes: int, tmp_path: Path
+) -> None:
+    after = tmp_path / "after"
+    with Session(SCRIPT, ["epoch", str(passes), str(after)], ranks=ranks) as session:
+        found = Doctor(session, steps=5, rounds=4).diagnose()
+    causes = [each.cause for each in found.findings]
+    assert not after.exists()
+    if passes == 1:  # there is no second one to come to
+        assert "work between epochs" not in causes
+        return
+    finding = found.findings[causes.index("work between epochs")]
+    assert 0.1 <= finding.lost_s <= 0.2  # of 0.4 s each four steps, with a save that is waited for
+    assert found.step_s > finding.lost_s
+    assert re.search(r"% of it at .*tuned\.py:\d+$", finding.evidence)
+
+
+def test_a_loop_is_found_from_what_it_calls_and_guarded_where_it_ends() -> None:
+    class Left(BaseException):
+        pass
+
+    def around() -> Loop | None:
+        for _ in range(2):
+            pass
+        return find_loop(sys._getframe(1))
+
+    def learn(done: list[int]) -> None:
+        for number in range(3):
+            if number == 0:
+                loop = (lambda: around())()
+                assert loop is not None
+                loop.guard(Left)
+                continue
+            try:
+                done.append(number)
+            finally:
+                done.append(-number)
+        done.append(0)
+
+    assert around() is None, "a loop that is over is none"
+    done: list[int] = []
+    before = sys.gettrace()
+    try:
+        with pytest.raises(Left):
+            learn(done)
+    finally:
+        sys.settrace(before)
+    assert done == [1, -1, 2, -2]
 
 
 class Played:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from remuda import train
 
 
-def main(fault: str) -> None:
+def main(fault: str, passes: int = 1, after: str = "") -> None:
     torch.set_num_threads(1)
     run = train.Run(plan=train.Plan(threads=1), device="cpu", save_every=1e9)
     model = run.model(lambda: nn.Linear(8, 2))
@@ -23,13 +24,23 @@ def main(fault: str) -> None:
 
     samples = [(torch.full((8,), n / 8), n % 2) for n in range(32)]
     data = run.data(samples, global_batch=8, transform=read)
-    for batch in run.batches(data, epochs=1):
-        value = run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
-        run.step(optimizer)
-        if fault == "python":
-            time.sleep(0.04)
-        run.log(loss=value)
+
+    def learn(epochs: int) -> None:
+        for batch in run.batches(data, epochs=epochs):
+            value = run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+            run.step(optimizer)
+            if fault == "python":
+                time.sleep(0.04)
+            run.log(loss=value)
+
+    if fault != "epoch":
+        learn(1)
+        return
+    for number in range(passes):  # a loop of its own
+        learn(number + 1)
+        time.sleep(0.4)
+    Path(after).touch()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *(int(word) for word in sys.argv[2:3]), *sys.argv[3:])

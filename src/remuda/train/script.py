@@ -205,7 +205,7 @@ def _own_line() -> str:
     frame: Any = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
         frame = frame.f_back
-    return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _OTHERS = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "-packages", "/lib/python", "<")

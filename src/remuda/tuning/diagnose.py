@@ -1,6 +1,7 @@
 """From windows of steps to causes: each cost is the difference between two windows that differ in nothing else."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
 from time import monotonic
@@ -8,7 +9,7 @@ from typing import Any
 
 from remuda.tuning.every import Every
 from remuda.tuning.paired import Difference, compare
-from remuda.tuning.session import Session, count_ready
+from remuda.tuning.session import ScriptError, Session, count_ready
 
 LEAST = 0.03  # of a step: what costs less is no cause
 MORE_THREADS = 8
@@ -19,20 +20,24 @@ MOST_ROUNDS = 5  # times as many as asked for, while they are short
 SEEN = 4  # times that what comes in few steps has to be seen
 LONGEST, LONGEST_S = 500, 30.0  # of a window for what seldom comes: steps, seconds
 MOST_TRACED = 100  # steps of such a window: each operation of theirs is kept in memory
+PAUSES = 3  # between two passes that are looked at
 ALONE = 0.5  # of a stall that one rank waits longer than others do, for it to be that rank's
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval."""
+    """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval by Student's t, which
+    does not reach zero; where it does, but at least `AGREE` pairs all tell of a loss, `pairs_s` are the least and most.
+    """
 
     cause: str
     lost_s: float
     half_s: float
-    sure: bool  # beyond noise: by Student's t, or in all of at least four pairs
+    sure: bool  # one of the two
     evidence: str
     fix: str
     change: dict[str, Any] = field(default_factory=dict)  # of the plan, where that is the fix
+    pairs_s: tuple[float, float] | None = None
 
 
 @dataclass(slots=True)
@@ -128,6 +133,7 @@ class Doctor:
         self._judge_work()
         self._judge_checkpoint(step)
         self._judge_device()
+        step += self._judge_epochs()
         found = [each for each in self._found if each.sure and each.lost_s > LEAST * step]
         return Diagnosis(facts, step, self._seconds, sorted(found, key=lambda each: -each.lost_s))
 
@@ -200,7 +206,8 @@ class Doctor:
     def _add(self, cause: str, lost: Difference, evidence: str, fix: str, **change: Any) -> float:
         """Note a cause; seconds of a step that are explained by it."""
         sure = lost.is_gain or lost.agree
-        self._found.append(Finding(cause, lost.median, lost.half, sure, evidence, fix, change))
+        pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
+        self._found.append(Finding(cause, lost.median, lost.half, sure, evidence, fix, change, pairs))
         return max(lost.median, 0.0) if sure else 0.0
 
     def _judge_data(self) -> None:
@@ -211,7 +218,8 @@ class Doctor:
         late = waits.index(max(waits))
         lost = self._gain("", "cached")
         if seldom[late]:
-            lost = Difference(lost.mean + seldom[late], lost.half, lost.median + seldom[late], True)
+            low, high, few = lost.low + seldom[late], lost.high + seldom[late], seldom[late]
+            lost = Difference(lost.mean + few, lost.half, lost.median + few, True, low, high)
         if lost.median < LEAST * median(self._seconds[""]) or self._facts["in_memory"]:
             return
         plan, cores = self._facts["plan"], max(self._facts["cores"] // self._facts["ranks"], 1)
@@ -311,6 +319,26 @@ class Doctor:
         fix = "do it less often: evaluate every few hundred steps"
         self._add("work between steps", Difference(lost, 0.0, lost, True), text, fix)
 
+    def _judge_epochs(self) -> float:
+        """Seconds of a step that a loop of the script's own takes between two passes over the data. Asked for at last:
+        where no other pass comes, the script ends.
+        """
+        told: list[list[dict[str, Any]]] = []
+        with suppress(ScriptError):
+            while self._facts["loop"] and len(told) < PAUSES:
+                told.append(self._session.ask({"epoch": True}))
+        told = [each for each in told if each[0]["epochs"] > 0]  # other data, or another run, is another training
+        if not told:
+            return 0.0
+        steps = self._facts["samples"] / self._facts["global_batch"]
+        longest = [max(each, key=lambda rank: float(rank["pause"])) for each in told]
+        lost = median(each["pause"] / each["epochs"] / steps for each in longest[1:] or longest)  # the first is cold
+        line, share = longest[-1]["most"]
+        text = f"the script's own loop takes {longest[-1]['pause']:.2f} s from one pass over the data to the next"
+        text += f", {share:.0%} of it at {line}" if line else ", for a save"
+        fix = "do it less often; one `run.batches` over all epochs saves beside the computation"
+        return self._add("work between epochs", Difference(lost, 0.0, lost, True), text, fix)
+
     def _seen_between(self, kind: str) -> float:
         """Seconds of a step in which the script is at such work between the parts of its steps. What one rank does more
         than others in each step makes it a straggler; what it does in a few is told of nowhere else.
@@ -379,7 +407,7 @@ class Doctor:
         elif "larger" in self._seconds:
             gain, scale = self._gain(self._base, "larger"), self._by_passes()
             text = f"{self._passes} passes a step; {self._fewer} take {gain.mean * 1e3:.1f} ms less"
-            lost = Difference(gain.mean * scale, gain.half * scale, gain.median * scale, gain.agree)
+            lost = compare(*([each * scale for each in self._seconds[mode]] for mode in (self._base, "larger")))
             self._add("tiny micro-batch", lost, text, "Plan(micro_batch=0) finds the most that fit", micro_batch=0)
 
     def _ran_out(self) -> bool:

@@ -10,15 +10,19 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
       2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052,
       2.048, 2.045, 2.042)  # fmt: skip
 
+AGREE = 5  # pairs that all say so, of what makes no difference, come by chance once in 32 times (the sign test)
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much lower the second was: mean over pairs, and half the width of its 95 % interval."""
+    """How much lower the second was: mean over pairs, half the width of its 95 % interval, and the pairs themselves."""
 
     mean: float
     half: float
     median: float = 0.0
-    agree: bool = False  # all of at least four pairs say that it was lower
+    agree: bool = False  # all of at least `AGREE` pairs say that it was lower
+    low: float = 0.0  # of the pairs
+    high: float = 0.0
 
     @property
     def is_gain(self) -> bool:
@@ -36,6 +40,5 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Difference:
     if len(gains) < 2:
         return Difference(fmean(gains), inf, median(gains))
     t = _T[min(len(gains) - 1, len(_T)) - 1]
-    return Difference(
-        fmean(gains), t * stdev(gains) / sqrt(len(gains)), median(gains), len(gains) > 3 and min(gains) > 0
-    )
+    half, agree = t * stdev(gains) / sqrt(len(gains)), len(gains) >= AGREE and min(gains) > 0
+    return Difference(fmean(gains), half, median(gains), agree, min(gains), max(gains))

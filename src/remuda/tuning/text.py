@@ -21,6 +21,9 @@ def describe(found: Diagnosis, price: float | None) -> str:
     for number, each in enumerate(found.findings, 1):
         money = f" = ${found.dollars(each.lost_s, price):.4g} an epoch" if price is not None else ""
         spread = f" (+- {each.half_s * 1e3:.1f})" if each.half_s else ""
+        if each.pairs_s is not None:  # an interval around the mean would say that it may be nothing
+            low, high = (seconds * 1e3 for seconds in each.pairs_s)
+            spread = f" ({low:.1f} to {high:.1f} in all pairs)"
         lines += [f"{number}. {each.cause}: {each.lost_s * 1e3:.1f}{spread} of {ms:.1f} ms{money}",
                   f"   seen: {each.evidence}", f"   fix:  {each.fix}"]  # fmt: skip
     return "\n".join(lines)

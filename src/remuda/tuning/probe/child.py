@@ -3,16 +3,17 @@
 import json
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from time import perf_counter
 from typing import Any
 
 from remuda.train import run as runs
 from remuda.train.clock import StepRecord
 from remuda.train.run import Run
-from remuda.tuning.probe.look import Lines, Sampler, code_at_work, look_at_data, traced
+from remuda.tuning.probe.look import Lines, Loop, Sampler, code_at_work, find_loop, look_at_data, traced
 from remuda.tuning.probe.modes import Modes
 
 
@@ -46,10 +47,10 @@ class Probe:
 
     A command: `mode` (see `Modes`), `skip` and `steps` to make, `trace` (a file for it, or "-" for none to be kept),
     `watch` (which lines are at work, by what traces have told of them), `look` (how many samples to read and time
-    alone), or `end`. What is told of a window: `rank`, `seconds` of a step,
-    and of each one (`steps`, `parts`); of all steps since the window before the seconds of saves, of
-    transfers and of what lies between the parts (`every`); with `trace` how long no operation ran in a step, and with
-    it or `watch` what `Sampler.read` says.
+    alone), `epoch` (go to the next pass of the script's own loop over epochs, see `_came_back`), or `end`. What is told
+    of a window: `rank`, `seconds` of a step, and of each one (`steps`, `parts`); of all steps since the window before
+    the seconds of saves, of transfers and of what lies between the parts (`every`); with `trace` how long no operation
+    ran in a step, and with it or `watch` what `Sampler.read` says.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -64,6 +65,8 @@ class Probe:
         self._tools: Any = None
         self._sampler: Sampler | None = None
         self._lines = Lines()
+        self._loop: Loop | None = None  # the script's own around `run.batches`
+        self._pass: tuple[Any, float] = (None, 0.0)  # over which data, and up to how many epochs
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -75,7 +78,8 @@ class Probe:
             begin(run, place, **options)
 
         def batches(run: Any, data: Any, *, epochs: float) -> Iterator[Any]:
-            return old_batches(run, data, epochs=epochs + 1_000_000)
+            self._loop = find_loop(sys._getframe(1))
+            return self._make_pass(old_batches(run, data, epochs=epochs + 1_000_000), run, (data, epochs))
 
         watch = self._attach
         runs.observers.append(watch)
@@ -86,6 +90,36 @@ class Probe:
             finally:
                 Run.__init__, Run.resume, Run.batches = begin, resume, old_batches  # type: ignore[method-assign]
                 runs.observers.remove(watch)
+
+    def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
+        """Batches without an end or, when told so, up to the next step's: the script's own loop goes on then."""
+        before, self._pass = self._pass, this
+        if self._command.get("epoch"):
+            self._came_back(this[1] - before[1] if run is self._run and this[0] is before[0] else 0.0)
+        with closing(batches):
+            for batch in batches:
+                yield batch
+                if self._command.get("epoch"):
+                    break
+        if self._loop is None:
+            raise Done
+        self._loop.guard(Done)
+        run.world.device.synchronize()
+        self._sampler, self._began = Sampler(run.clock, code_at_work()), perf_counter()
+        run.save(wait=True)  # as each pass does in the end
+
+    def _came_back(self, epochs: float) -> None:
+        """The script's own loop has come to its next pass: tell what lies between two that are so many epochs long."""
+        self._run.world.device.synchronize()
+        seconds = perf_counter() - self._began
+        sys.settrace(None)
+        if self._sampler is not None:
+            self._sampler.stop()
+            lines = self._sampler.read(self._lines, None, 1)["lines"].values()
+            most = max((each for kind in lines for each in kind), key=lambda each: each[1], default=("", 0.0))
+            self._sampler = None
+            self._channel.say({"rank": self._run.world.rank, "pause": seconds, "epochs": epochs, "most": most})
+            self._next()
 
     def _attach(self, run: Any) -> None:
         if self._run is None:
@@ -147,9 +181,9 @@ class Probe:
             if not command.get("look"):
                 break
             self._channel.say(look_at_data(self._modes.data, command["look"], self._share()))
-        self._modes.choose(command.get("mode", ""), command["skip"], command.get("reading"))
+        self._modes.choose(command.get("mode", ""), command.get("skip", 0), command.get("reading"))
         self._command, self._records = command, []
-        self._left = command["skip"] + command["steps"]
+        self._left = sys.maxsize if command.get("epoch") else command["skip"] + command["steps"]
 
     def _share(self) -> int:
         """Samples of a batch on one rank."""
@@ -162,7 +196,7 @@ class Probe:
             "rank": run.world.rank, "ranks": run.world.size, "device": device.kind, "name": device.name,
             "plan": json.loads(run.plan.to_json()), "global_batch": data.global_batch, "samples": len(data.source),
             "micro_batch": run.micro_batch, "in_memory": data.is_in_memory, "interval": run.keeper.interval.fixed_s,
-            "split": run.world.size > 1 and run._gradients.placed.reducer is None,
+            "loop": self._loop is not None, "split": run.world.size > 1 and run._gradients.placed.reducer is None,
             "tensor_cores": _has_tensor_cores(device), "cores": len(os.sched_getaffinity(0)),
         }  # fmt: skip
 

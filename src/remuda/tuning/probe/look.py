@@ -1,5 +1,6 @@
 """Closer looks: what reading a sample consists of, which line is at work, and when no operation runs."""
 
+import dis
 import os
 import re
 import sys
@@ -224,6 +225,37 @@ def code_at_work() -> "frozenset[Any]":
         found.append(frame.f_code)
         frame = frame.f_back
     return frozenset(found)
+
+
+class Loop(NamedTuple):
+    """A loop of the user's own: the frame that is in it, and the place in its code at which the loop goes back."""
+
+    frame: Any
+    end: int
+
+    def guard(self, done: type[BaseException]) -> None:
+        """From here on `done` is raised where the frame leaves the loop: what comes after it is not to be run."""
+
+        def look(frame: Any, event: str, _: Any) -> Any:
+            if event == "return" or frame.f_lasti > self.end:
+                raise done
+            return look
+
+        self.frame.f_trace = look
+        sys.settrace(lambda frame, event, given: None)  # of no other frame
+
+
+def find_loop(frame: Any) -> Loop | None:
+    """The innermost loop of the user's own around what is at work: a jump leads from behind it to before it."""
+    while frame is not None:
+        if _is_own(frame.f_code.co_filename):
+            jumps = [each for each in dis.get_instructions(frame.f_code) if "BACKWARD" in each.opname]
+            around = [(each.argval, each.offset) for each in jumps if each.argval <= frame.f_lasti < each.offset]
+            if around:
+                inner, _ = max(around)
+                return Loop(frame, max(end for begin, end in around if begin == inner))
+        frame = frame.f_back
+    return None
 
 
 def _is_own(name: str) -> bool:
