@@ -73,6 +73,19 @@ def test_a_market_rests_longer_with_each_refusal_in_a_row_and_a_grant_ends_it() 
     assert resting_until([seen(Sight.REFUSED, 0)] * 40) == NOW + timedelta(minutes=30)
 
 
+@pytest.mark.parametrize("checkpoint", [None, Checkpoint(path="c", every=HOUR)])
+def test_a_first_start_has_no_work_to_do_again(checkpoint: Checkpoint | None) -> None:
+    """On demand costs what the plan's table says of it: the work and one start."""
+    job = task(checkpoint=checkpoint)
+    made = setting(job, at())
+    never = foresee(made, Knowledge(), at(), 0.0, "never")
+    hours = 10 + made.start / HOUR
+    assert (never.usd_mean, never.hours_p50) == (pytest.approx(hours * 1.0), pytest.approx(hours))
+    assert made.start < timedelta(minutes=10)
+    half = replace(at(), done=0.5)  # a gang that follows another does a part again
+    assert foresee(made, Knowledge(), half, 0.0, "never").hours_p50 > 5 + 0.9 + made.start / HOUR
+
+
 def test_what_cannot_be_promised_has_no_setting() -> None:
     assert find_setting(task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, Knowledge(), at()) is None
     assert find_setting(task(work=None), OFFERS, Knowledge(), at()) is None

@@ -88,6 +88,7 @@ class Setting:
     terms: Terms
     nodes: int
     run_time: timedelta = field(default=timedelta(0))  # of the whole work on the reference machine
+    start: timedelta = field(default=timedelta(0))  # from a launch until work goes on, where none has to be done again
 
 
 def find_setting(
@@ -120,7 +121,8 @@ def find_setting(
     reference = times[cheapest.key]
     places = _places([offer for offer in offers if times.get(offer.key, timedelta.max) <= reference * _ALIKE], times)
     places = _nearest(places, standpoint, most)
-    overhead = _overhead(task, places, knowledge, standpoint, reference)
+    start = _start(task, places, knowledge, standpoint)
+    overhead = start + _again(task, reference)
     spare = _SPARE + reference * _SPARE_SHARE
     terms = Terms(
         work_s=reference.total_seconds(),
@@ -134,7 +136,7 @@ def find_setting(
         ),
         move_usd=_moves(task, places, standpoint),
     )
-    return Setting(places=tuple(places), terms=terms, nodes=task.nodes, run_time=reference)
+    return Setting(places=tuple(places), terms=terms, nodes=task.nodes, run_time=reference, start=start)
 
 
 def advise(
@@ -279,20 +281,22 @@ def _region(place: Place) -> tuple[str, str]:
     return offer.provider, offer.region
 
 
-def _overhead(
-    task: Task, places: Sequence[Place], knowledge: Knowledge, standpoint: Standpoint, reference: timedelta
-) -> timedelta:
-    """From a launch until the work is where it had stopped: boot, setup, and what was not yet saved, all with care.
+def _start(task: Task, places: Sequence[Place], knowledge: Knowledge, standpoint: Standpoint) -> timedelta:
+    """From a launch until the work begins: boot and setup, with care."""
+    keys = [offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None]
+    boot = max(knowledge.of(key).boot for key in keys)
+    return boot + (standpoint.setup if standpoint.setup is not None else _SETUP_PRIOR if task.setup else timedelta(0))
+
+
+def _again(task: Task, reference: timedelta) -> timedelta:
+    """How long a gang that follows another works until it is where that had stopped: what was not yet saved, with care.
 
     Without a checkpoint everything done is lost: half of the work, twice over, is what the policy then keeps free.
     """
-    keys = [offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None]
-    boot = max(knowledge.of(key).boot for key in keys)
-    setup = standpoint.setup if standpoint.setup is not None else _SETUP_PRIOR if task.setup else timedelta(0)
     if task.checkpoint is None:
-        return boot + setup + reference / 2
+        return reference / 2
     every, write = chosen_interval(task.checkpoint, SPOT_PREEMPTIONS_PER_HOUR * task.nodes)
-    return boot + setup + min((every or timedelta(0)) + write, reference / 2)
+    return min((every or timedelta(0)) + write, reference / 2)
 
 
 def observed(

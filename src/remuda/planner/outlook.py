@@ -99,7 +99,7 @@ class _Run:
     def __init__(
         self, setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now_s: float, make: PolicyMaker, seed: int
     ) -> None:
-        self._terms = setting.terms
+        self._terms, self._start_s = setting.terms, setting.start.total_seconds()
         self._dice = _Dice(seed)
         self._policy: Policy = make(setting.terms)
         watches, view = (
@@ -133,7 +133,8 @@ class _Run:
             loading = 0.0
         elif mode is not view.mode or market != view.market:
             self._usd += self._terms.move(view.market, market)
-            loading = self._terms.overhead_s
+            begun = view.left_s < self._terms.work_s
+            loading = self._terms.overhead_s if begun else self._start_s  # what has not begun has nothing to do again
         until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
         left, where = view.left_s, view.market if mode is Mode.IDLE else market
         if mode is not Mode.IDLE:
