@@ -1,7 +1,10 @@
 """ARCHITECTURE.md shows the house as it is."""
 
+import ast
 import re
 from pathlib import Path
+
+from remuda.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,3 +25,24 @@ def test_the_page_lists_rooms_in_the_order_of_the_import_contract() -> None:
     depth = {room: floor for floor, rooms in enumerate(floors) for room in rooms}
     listed = re.findall(r"^\| `(\w+)/?` \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     assert [depth[room] for room in listed] == sorted(depth[room] for room in listed)
+
+
+def test_the_cli_holds_one_file_for_each_command_and_rooms_that_know_none() -> None:
+    cli = ROOT / "src" / "remuda" / "cli"
+    commands = {module for module, _ in COMMANDS.values()}
+    assert {path.stem for path in cli.glob("*.py")} - {"__init__", "main"} == commands
+    rooms = [path for path in cli.glob("*/**/*.py") if "templates" not in path.parts]
+    assert {path.parent.name for path in rooms} == {"reach", "task", "view"}
+    known = {f"remuda.cli.{command}" for command in (*commands, "main")}
+    assert {path.name: found for path in rooms if (found := _list_imports(path) & known)} == {}
+    assert _list_imports(cli / "gc.py") & known == {"remuda.cli.down"}  # a command that stands on another is seen
+
+
+def _list_imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
+    return found

@@ -277,7 +277,7 @@ class Farm:
 
 @pytest.fixture
 def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(offered, "_load_providers", lambda: {"farm": Farm(blind=True)})
+    monkeypatch.setattr(offered, "load_providers", lambda: {"farm": Farm(blind=True)})
     return planned
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remuda.cli.reach.session import named, session
-from remuda.cli.task.reading import param_option, read_params
+from remuda.cli.task.reading import param_option, read_params, read_task
 from remuda.cli.view.failure import Failure
 from remuda.cli.view.output import Column, output_option, rows_out
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _START_S = 1800  # to get a place and set it up, before the minute begins
-_OVER = ("done", "failed", "stopped")
 
 
 @click.command("bench")
@@ -41,7 +40,6 @@ def command(
     `REMUDA_PROGRESS {"done": 1280}`. The task's `work.profile` then says what was measured, and `remuda plan` ranks
     by it; accelerators that were not tried follow by what is known of them.
     """
-    from remuda.cli.task.reading import read_task
 
     params = read_params(param)
     loaded = read_task(file, params)
@@ -101,16 +99,10 @@ def keep(path: Path, rates: dict[str, float]) -> None:
 def _measure(
     client: "Client", loaded: Any, text: str, file: str, params: dict[str, str], seconds: float, yes: bool
 ) -> tuple[str, float | None, str]:
-    from dataclasses import replace
-
-    from remuda.cli.task.submission import submit, upload_folder
-    from remuda.spec.origin import capture
+    from remuda.cli.task.submission import make_origin, submit
 
     task = loaded.task
-    folder = loaded.folder / task.workdir.path if task.workdir is not None and task.workdir.path is not None else None
-    origin = replace(capture(folder or loaded.folder), task_text=text)
-    if folder is not None:
-        origin = replace(origin, snapshot=upload_folder(client, task.project, folder))
+    origin = make_origin(client, task.project, loaded, text)
     job = submit(client, text, path=file, params=params, project=task.project, origin=origin, consent=yes)
     click.echo(f"{job.name}: waiting for its first samples", err=True)
     try:
@@ -122,6 +114,8 @@ def _measure(
 
 def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[float | None, str]:
     """Samples per second of one node over `seconds` from the first report on, and which node it was."""
+    from remuda.cli.view.shown import ENDED
+
     seen: list[tuple[float, float]] = []  # when, and how many samples were done
     key = "-"
     ends = time.monotonic() + _START_S
@@ -133,7 +127,7 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
         if done is not None and (not seen or done > seen[-1][1]):
             ends = ends if seen else now + seconds
             seen.append((now, done))
-        if job.phase in _OVER:
+        if job.phase in ENDED:
             break
         time.sleep(_POLL_S)
     rate = read_rate(seen, seconds)
@@ -177,10 +171,11 @@ def node_key(job: "JobDetail") -> str | None:
 
 
 def _stop(client: "Client", project: str, name: str) -> None:
+    from remuda.cli.view.shown import ENDED
     from remuda.client import ApiError
 
     try:
-        if client.job(project, name).phase not in _OVER:
+        if client.job(project, name).phase not in ENDED:
             client.stop(project, name, reason="measured by remuda bench")
     except ApiError as error:
         click.echo(f"note: {name} could not be stopped: {error.message}", err=True)

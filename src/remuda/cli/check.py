@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from remuda.cli.reach.places import ASK_TIMEOUT_S, SILENT, foresee_outside, load_settings
 from remuda.cli.view.failure import Failure
 from remuda.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from remuda.providers.base import Manifest, Outside, Provider
     from remuda.providers.registry import Known
     from remuda.settings import Settings
-
-ASK_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +93,9 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
     """The settings and all installed providers; NAME, and every table of the settings, must be one of them."""
     from difflib import get_close_matches
 
-    from remuda import settings
     from remuda.providers import registry
 
-    try:
-        known = settings.load()
-    except settings.SettingsError as error:
-        raise Failure(error.message, error.hint, exit_code=2) from error
+    known = load_settings()
     everyone = registry.list_known()
     for each in [*([] if name is None else [name]), *known.providers]:
         if each not in everyone:
@@ -112,8 +107,6 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
 
 
 def _examine(name: str | None) -> list[Finding]:
-    from remuda.cli.task.offered import foresee_outside
-
     known, everyone = _load(name)
     outside = foresee_outside(known)
     names = sorted(everyone) if name is None else [name]
@@ -150,7 +143,7 @@ async def _examine_one(known: "Known", settings: "Settings", outside: "Outside |
     except ProviderError as error:
         return replace(found, problem=str(error))
     except TimeoutError:
-        return replace(found, problem=f"no answer within {ASK_TIMEOUT_S} s")
+        return replace(found, problem=SILENT)
 
 
 def _objection(provider: "Provider") -> str:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.reach.session import project_option, session
+from remuda.cli.reach.session import list_jobs, project_option, session
 from remuda.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 @output_option
 def command(name: str | None, project: str, output: str) -> None:
     """Show what was spent: of one job, every charge and where its time went; without a name, by job."""
-    from remuda.cli.reach.session import list_jobs
-
     with session() as client:
         if name is not None:
             _job_out(client.job(project, name), client.cost(project, name), output)

@@ -88,21 +88,19 @@ class _Bar:
         self.total = self.copied = self.files = 0
 
     def move(self, size: int) -> None:
+        from remuda.cli.view.shown import show_size
+
         self.copied += size
         if not self._silent:
             share = f" {100 * self.copied // self.total}%" if self.total else ""
-            sys.stderr.write(f"\r{_mib(self.copied)} of {_mib(self.total)}{share} ")
+            sys.stderr.write(f"\r{show_size(self.copied)} of {show_size(self.total)}{share} ")
             sys.stderr.flush()
 
     def done(self) -> None:
+        from remuda.cli.view.shown import show_size
+
         end = "" if self._silent else "\r\033[K"
-        sys.stderr.write(f"{end}{self.files} file(s), {_mib(self.copied)}\n")
-
-
-def _mib(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    return f"{size / (1 << 20):.1f} MiB" if size >= 1 << 20 else f"{size / 1024:.1f} KiB"
+        sys.stderr.write(f"{end}{self.files} file(s), {show_size(self.copied)}\n")
 
 
 async def _fetch(tunnel: "Tunnel", path: str, to_path: str, bar: _Bar) -> None:

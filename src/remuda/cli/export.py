@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from remuda.cli.reach.places import ASK_TIMEOUT_S, SILENT, load_settings
 from remuda.cli.task.reading import param_option, read_any_task, read_params
 from remuda.cli.view.failure import Failure
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from remuda.domain.offers import Offer
     from remuda.domain.tasks import Task
     from remuda.providers.base import Provider
-
-ASK_TIMEOUT_S = 30
 
 
 @click.command("export")
@@ -56,14 +55,10 @@ def _write_dockerfile(task: "Task") -> str:
 
 
 async def _export(place: str, task: "Task", ask: bool) -> str:
-    from remuda import settings
     from remuda.providers import registry
     from remuda.providers.base import Closes, Exports, ProviderError
 
-    try:
-        known = settings.load()
-    except settings.SettingsError as error:
-        raise Failure(error.message, error.hint, exit_code=2) from error
+    known = load_settings()
     everyone = registry.list_known()
     if place not in everyone:
         raise Failure(f"there is no place {place!r}", _suggest_place(place, everyone), exit_code=2)
@@ -99,7 +94,7 @@ async def _choose(provider: "Provider", task: "Task") -> "Offer":
         async with asyncio.timeout(ASK_TIMEOUT_S):
             offers = await provider.offers()
     except TimeoutError as error:
-        raise TryAgain(f"no answer within {ASK_TIMEOUT_S} s") from error
+        raise TryAgain(SILENT) from error
     fitting = match_offers(offers, task.resources).offers
     if not fitting:
         raise Failure("nothing that the place has now fits the task", "`--blind` writes what the task asks for")

@@ -2,7 +2,7 @@
 
 import click
 
-from remuda.cli.reach.session import session
+from remuda.cli.reach.session import list_jobs, session
 from remuda.cli.view.output import Column, output_option, rows_out
 
 _RECENT = 20
@@ -16,7 +16,6 @@ _RECENT = 20
 @output_option
 def command(everything: bool, project: str | None, phase: tuple[str, ...], limit: int | None, output: str) -> None:
     """List jobs, newest first."""
-    from remuda.cli.reach.session import list_jobs
     from remuda.cli.view import shown
 
     wanted = limit or (None if everything else _RECENT)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from remuda.cli.reach.session import named, session
-from remuda.cli.task.reading import param_option, read_params
+from remuda.cli.task.reading import param_option, read_params, read_task
 from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ def command(
     Ctrl-C leaves the job running and says how to come back.
     """
     from remuda.cli.reach.follow import follow
-    from remuda.cli.task.reading import read_task
 
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: a job that is followed is its log")
@@ -62,20 +61,12 @@ def _submit(
     name: str | None,
     yes: bool,
 ) -> "Submitted":
-    from dataclasses import replace
-
     from remuda.cli.task.profiles import text_with_rates
-    from remuda.cli.task.submission import submit, upload_folder
+    from remuda.cli.task.submission import make_origin, submit
     from remuda.client import ApiError
-    from remuda.spec.origin import capture
 
     task = loaded.task
-    folder = None
-    if task.workdir is not None and task.workdir.path is not None:
-        folder = loaded.folder / task.workdir.path
-    origin = replace(capture(folder or loaded.folder), task_text=loaded.text)
-    if folder is not None:
-        origin = replace(origin, snapshot=upload_folder(client, project, folder))
+    origin = make_origin(client, project, loaded, loaded.text)
     try:
         return submit(
             client,

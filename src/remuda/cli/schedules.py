@@ -4,7 +4,7 @@ import json
 
 import click
 
-from remuda.cli.reach.session import session
+from remuda.cli.reach.session import list_jobs, session
 from remuda.cli.view.output import Column, output_option, rows_out
 
 
@@ -13,7 +13,6 @@ from remuda.cli.view.output import Column, output_option, rows_out
 @output_option
 def command(project: str | None, output: str) -> None:
     """List jobs that repeat and when they run next; `remuda stop NAME` ends one, its runs go on."""
-    from remuda.cli.reach.session import list_jobs
     from remuda.cli.view import shown
     from remuda.domain.jobs import NEXT_RUN
 

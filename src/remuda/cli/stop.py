@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from remuda.cli.reach.session import project_option, session
+from remuda.cli.reach.session import list_jobs, project_option, session
 from remuda.cli.view.failure import Failure
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until they have ended.")
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs: each gets its grace to save its work, then its nodes are given back."""
-    from remuda.cli.reach.session import UNFINISHED, list_jobs
-    from remuda.cli.view.shown import ENDED
+    from remuda.cli.view.shown import ENDED, UNFINISHED
 
     if bool(names) == everything:
         raise Failure("say which jobs to stop, by name, or --all", "remuda ps lists them", exit_code=2)

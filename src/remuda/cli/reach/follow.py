@@ -41,7 +41,7 @@ def follow(client: "Client", project: str, name: str, *, after: int = 0, first: 
             _show(client, job, screen, after, first)
             job = _billed(client, project, name)
             screen.job(job)
-        summary_out(client, job)
+        summary_out(job, client.cost(job.project, job.name))
     except KeyboardInterrupt:
         click.echo(f"\ndetached: {name} goes on without this terminal", err=True)
         there = named(project, name)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _PAGE = 200
-UNFINISHED = ("queued", "starting", "running", "stopping")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncssh
 
-from remuda.cli.reach.terminal import exit_code
+from remuda.cli.reach.terminal import exit_code, write_all
 from remuda.client.state import default_home
 from remuda.client.tunnel.mux import ERR, Channel, FarError, Tunnel, TunnelLost, join
 
@@ -92,13 +92,7 @@ async def _inward(sock: socket.socket) -> None:
 async def _outward(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(sock, _PIECE):
-        await asyncio.to_thread(_write_all, data)
-
-
-def _write_all(data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(1, rest) :]
+        await asyncio.to_thread(write_all, 1, data)
 
 
 class _Server(asyncssh.SSHServer):

@@ -67,7 +67,7 @@ async def _converse(channel: "Channel") -> int:
     try:
         while (piece := await channel.read()) is not None:
             kind, data = piece
-            await asyncio.to_thread(_write, 2 if kind == ERR else 1, data)
+            await asyncio.to_thread(write_all, 2 if kind == ERR else 1, data)
     finally:
         sending.cancel()
     return exit_code(channel.exit)
@@ -82,7 +82,8 @@ def exit_code(end: "Exit | None") -> int:
     return 128 + getattr(signal, f"SIG{end.signal}", 127)
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write until nothing is left; a terminal or pipe takes what it has room for."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from remuda.catalog.fit import match_offers
 from remuda.catalog.query import Matches
+from remuda.cli.reach.places import ASK_TIMEOUT_S, SILENT, load_providers
 from remuda.cli.view.failure import Failure
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host, VolumePlace
@@ -21,11 +22,7 @@ from remuda.planner.volumes import explain_misplaced
 from remuda.providers.objections import list_objections
 
 if TYPE_CHECKING:
-    from remuda.providers.base import Outside, Provider
-    from remuda.settings import Settings
-
-ASK_TIMEOUT_S = 30  # for each provider
-_SILENT = f"no answer within {ASK_TIMEOUT_S} s"
+    from remuda.providers.base import Provider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +105,7 @@ class _Answer:
 
 def match_named(need: Resources, names: Collection[str]) -> tuple[Sequence[Matches], Sequence[str]]:
     """What the configured ones of these providers offer now, and who could not be asked. Raises Failure."""
-    providers = {name: provider for name, provider in _load_providers().items() if name in names}
+    providers = {name: provider for name, provider in load_providers().items() if name in names}
     matches, problems = [], []
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
@@ -119,49 +116,9 @@ def match_named(need: Resources, names: Collection[str]) -> tuple[Sequence[Match
     return matches, problems
 
 
-def _load_providers() -> "Mapping[str, Provider]":
-    from remuda import settings
-    from remuda.providers import registry
-    from remuda.providers.base import ProviderError
-
-    try:
-        known = settings.load()
-        # Only offers are asked for; nothing that a provider starts could carry this installation's name.
-        return registry.load(
-            known.providers, installation="plan", home=known.home / "providers", outside=foresee_outside(known)
-        )
-    except settings.SettingsError as error:
-        raise Failure(error.message, error.hint, exit_code=2) from error
-    except ProviderError as error:
-        raise Failure(str(error), "`remuda check` says what each provider needs", exit_code=2) from error
-
-
-def foresee_outside(settings: "Settings") -> "Outside | None":
-    """What nodes would call, as the settings say; nothing can be launched by it. Raises Failure."""
-    if not settings.text("server.tls_listen"):
-        return None
-    from remuda.api.home import HomeError
-    from remuda.api.outside.listener import read_listen, told_address
-    from remuda.providers.base import Outside
-
-    try:
-        address = told_address(settings, *read_listen(settings))
-    except HomeError as error:
-        raise Failure(f"{settings.file}: {error.message}", error.hint, exit_code=2) from error
-    return Outside(
-        address=address,
-        pin="",
-        key_pin="",
-        agent=str,
-        pythons=dict,
-        shelve=lambda content: "",
-        claim_token=lambda gang, rank: "",
-    )
-
-
 def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
     """What they have for the task, and for its rival."""
-    live, rivals, providers = _Live(), _Live(), _load_providers()
+    live, rivals, providers = _Live(), _Live(), load_providers()
     live.names = sorted(providers)
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
@@ -217,7 +174,7 @@ async def _ask(provider: "Provider") -> _Answer | str:
         answer = _Answer(offers=offers, hosts=hosts, silent=silent)
         return await _with_volumes(provider, answer)
     except TimeoutError:
-        return _SILENT
+        return SILENT
     except ProviderError as error:
         return str(error)
     finally:
@@ -235,7 +192,7 @@ async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             return replace(answer, volumes=await provider.volumes())
     except TimeoutError:
-        return replace(answer, blind=_SILENT)
+        return replace(answer, blind=SILENT)
     except ProviderError as error:
         return replace(answer, blind=str(error))
 
@@ -243,7 +200,7 @@ async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
 def _ask_catalog(
     task: Task, live: _Live, rival: Task | None
 ) -> tuple[Matches, Mapping[str, Money], str, Sequence[Offer]]:
-    from remuda.cli.offers import unknown_names
+    from remuda.cli.task.unknown import unknown_names
     from remuda.store.snapshot import Snapshot
     from remuda.store.snapshot.layout import SnapshotError
 
@@ -259,7 +216,7 @@ def _ask_catalog(
 
 def tell_elsewhere(task: Task, file: str) -> str:
     """What a person can do about a task that no configured place can run: where it is to be had, and how to see it."""
-    from remuda.cli.offers import unknown_names
+    from remuda.cli.task.unknown import unknown_names
     from remuda.domain.units import format_rate
     from remuda.providers import registry
     from remuda.store.snapshot import Snapshot

@@ -1,4 +1,4 @@
-"""Submitting a task: freeze the folder, upload what is missing, ask for consent; used by run and rerun."""
+"""Submitting a task: freeze the folder, upload what is missing, ask for consent; used by run, rerun and bench."""
 
 import getpass
 import sys
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from remuda.client import Client
     from remuda.client.wire import Submitted
     from remuda.domain.jobs import Origin
+    from remuda.spec import LoadedTask
 
 
 def submit(
@@ -63,8 +64,20 @@ def _may_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def upload_folder(client: "Client", project: str, folder: Path) -> str:
+def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "Origin":
+    """What a run is made from, its working folder sent to the server. Raises Failure."""
+    from remuda.spec.origin import capture
+
+    workdir = loaded.task.workdir
+    if workdir is None or workdir.path is None:
+        return capture(loaded.folder, task_text=text)
+    folder = loaded.folder / workdir.path
+    return capture(folder, task_text=text, snapshot=_upload_folder(client, project, folder))
+
+
+def _upload_folder(client: "Client", project: str, folder: Path) -> str:
     """Freeze a folder by content and send what the server lacks; return the snapshot's hash. Raises Failure."""
+    from remuda.cli.view.shown import show_size
     from remuda.client.state import default_home
     from remuda.spec.workdir import FreezeError, freeze
 
@@ -77,7 +90,8 @@ def upload_folder(client: "Client", project: str, folder: Path) -> str:
     sent = _upload(client, project, snapshot.blobs())
     files = sum(entry.link is None for entry in snapshot.entries)
     click.echo(
-        f"working folder {snapshot.hash[:12]}: {_size(snapshot.size)} in {files} files, {_size(sent)} sent", err=True
+        f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} files, {show_size(sent)} sent",
+        err=True,
     )
     return snapshot.hash
 
@@ -93,11 +107,3 @@ def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("uploading", total=None)
         return client.upload(project, blobs, progress=lambda done, of: bar.update(task, completed=done, total=of))
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

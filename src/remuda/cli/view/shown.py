@@ -19,6 +19,7 @@ COLORS = {
     "stopped": "magenta",
 }
 ENDED = frozenset({"done", "failed", "stopped"})
+UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
 
 
 def show_money(micros: int) -> str:
@@ -45,6 +46,15 @@ def show_time(moment: datetime) -> str:
 
 def show_seconds(seconds: float) -> str:
     return format_duration(timedelta(seconds=seconds))
+
+
+def show_size(size: float) -> str:
+    """Bytes in a unit of their size, such as "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
 
 
 def show_progress(progress: Mapping[str, float | str]) -> str:

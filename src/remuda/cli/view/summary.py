@@ -9,17 +9,15 @@ from remuda.cli.view import shown
 from remuda.cli.view.output import Column, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from remuda.client import Client
     from remuda.client.wire import CostView, JobDetail
     from remuda.costs.elsewhere import Elsewhere
     from remuda.domain.offers import Offer
 
 
-def summary_out(client: "Client", job: "JobDetail") -> None:
+def summary_out(job: "JobDetail", cost: "CostView") -> None:
     """The end of a followed job, for people: on standard error, so that a pipe gets the log alone."""
     import sys
 
-    cost = client.cost(job.project, job.name)
     code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
     length = shown.show_seconds(((job.ended_at or job.since) - job.submitted_at).total_seconds())
     click.echo(f"\n{click.style(job.phase, fg=shown.COLORS[job.phase], bold=True)} after {length}{code}", err=True)
