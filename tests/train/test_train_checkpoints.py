@@ -193,6 +193,45 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path: Path) -> None:
     assert find_latest(tmp_path / "checkpoints") is not None
 
 
+def cannot_copy(say: Say) -> tuple[list[bool], int, list[str]]:
+    """The second of three copies of the state fails, as where there is no memory for it."""
+    from torch.distributed.checkpoint.staging import DefaultStager
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("remuda.train").addHandler(handler)
+    stage, copies = DefaultStager._stage, [0]
+
+    def fail(self: Any, state: Any, **options: Any) -> Any:
+        copies[0] += 1
+        time.sleep(0.1)  # the next step asks for it before it has failed
+        if copies[0] == 2:
+            raise RuntimeError("no memory for a copy")
+        return stage(self, state, **options)
+
+    DefaultStager._stage = fail  # type: ignore[method-assign]
+    made, model, optimizer, data = make_run("checkpoints")
+    safe = []
+    for batch in made.batches(data, epochs=1):
+        made.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+        made.step(optimizer)
+        if made.steps <= 3:
+            safe.append(made.save(wait=made.steps != 2))
+    made.close()
+    return safe, made.steps, said
+
+
+def test_a_copy_that_fails_beside_the_computation_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    ((safe, steps, said),) = run(1, cannot_copy, folder=tmp_path)
+    assert (safe[0], safe[2]) == (True, True)
+    assert steps > 3
+    assert [text for text in said if "could not be saved" in text] == [
+        "a checkpoint could not be saved, the one before it stays: no memory for a copy"
+    ]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/complete.json")) == [MARK] * 2
+
+
 def test_the_interval_follows_from_cost_and_losses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Interval().seconds == FIRST_S
     learned = Interval(losses_per_hour=0.5)

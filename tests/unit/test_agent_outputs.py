@@ -1,5 +1,6 @@
 """What leaves a node while its work runs and when it ends: which files are due, and what is said where they fail."""
 
+import hashlib
 import json
 import os
 import time
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from remuda.agent.data import mirror as module
+from remuda.agent.data import vault
 from remuda.agent.data.mirror import STILL_S, Mirror, send_changed
 from remuda.agent.data.paths import find_output, remember, remember_sent
-from remuda.agent.data.send import is_due
-from remuda.agent.data.web import CannotMove
+from remuda.agent.data.send import Changed, Sending, is_due
+from remuda.agent.data.web import CannotMove, Meter
 from remuda.agent.work.environment import Places
 from remuda.agent.work.folder import CannotBuild
 
@@ -232,3 +234,112 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
     for index in (0, 1):
         known = json.loads((tmp_path / f"sent-{index}.json").read_text())
         assert known == {f"sent {index}": [1, 1]}, "what did arrive is not sent again"
+
+
+class Storage:
+    """What a file is sent to: by four bytes, through the control plane. `meanwhile` happens at the first of them."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.meanwhile = meanwhile
+        self.taken = b""
+        self.aborted: list[object] = []
+
+    def read(self, method: str, route: str, ask: dict[str, object]) -> dict[str, object]:
+        assert (method, route) == ("POST", "")
+        return {"upload": "u", "part_bytes": 4, "relay": True}
+
+    def ask(self, method: str, route: str, data: bytes, **where: object) -> bytes:
+        assert where["offset"] == len(self.taken)
+        if not self.taken:
+            self.meanwhile()
+        self.taken += data
+        return b""
+
+    def abort(self, ask: dict[str, object]) -> None:
+        self.aborted.append(ask["upload"])
+
+
+def send_to(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
+    known: dict[str, list[int]] = {}
+    meter, config = Meter("output", lambda text: None), SimpleNamespace(address="unix:/nowhere", pin="", token="t")
+    sending = Sending(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
+    sending._desk = storage  # type: ignore[assignment]
+    try:
+        sending.run()
+    except Changed:
+        return known, -1
+    return known, meter.files
+
+
+def test_a_file_counts_as_sent_where_it_stayed_what_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(b"0123456789")
+    storage = Storage()
+    seen = path.stat()
+    assert send_to(storage, path) == ({"model": [10, seen.st_mtime_ns]}, 1)
+    assert (storage.taken, storage.aborted) == (b"0123456789", [])
+
+
+@pytest.mark.parametrize("content", [b"9876543210", b"0123", b"0123456789ab"])
+def test_a_file_that_is_written_while_it_is_sent_is_not_there_yet(tmp_path: Path, content: bytes) -> None:
+    """Half of it would be of one moment, half of another; its parts are dropped."""
+    path = tmp_path / "model"
+    path.write_bytes(b"0123456789")
+    os.utime(path, (10, 10))
+    storage = Storage(lambda: path.write_bytes(content))
+    assert send_to(storage, path) == ({}, -1)
+    assert storage.aborted == ["u"]
+
+
+class Reply:
+    """An answer of a bucket that breaks off where it is told to."""
+
+    def __init__(self, status: int, data: bytes, breaks: bool = False) -> None:
+        self.status, self.length = status, len(data)
+        self._data = [data[:3] if breaks else data, b""]
+
+    def __enter__(self) -> "Reply":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def read(self, size: int) -> bytes:
+        return self._data.pop(0)
+
+
+CONTENT = b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("replies", "asked", "good"),
+    [
+        ([Reply(200, CONTENT)], [None], True),
+        ([Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[3:])], [None, "bytes=3-"], True),
+        ([Reply(200, CONTENT, breaks=True), Reply(200, CONTENT)], [None, "bytes=3-"], True),  # it knows no ranges
+        ([Reply(200, b"something else")], [None], False),
+        ([Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[4:])], [None, "bytes=3-"], False),
+    ],
+)
+def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replies: list[Reply], asked: list[str | None], good: bool
+) -> None:
+    ranges: list[str | None] = []
+    left = list(replies)
+
+    def request(signed: object, body: object, headers: dict[str, str]) -> Reply:
+        ranges.append(headers.get("Range"))
+        return left.pop(0)
+
+    monkeypatch.setattr(vault, "Desk", lambda *_: SimpleNamespace(read=lambda *_: {"url": "https://bucket"}))
+    monkeypatch.setattr(vault, "request", request)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    path, name = tmp_path / "part", hashlib.sha256(CONTENT).hexdigest()
+    config: Any = None
+    if good:
+        vault.fetch_file(config, name, str(path))
+        assert path.read_bytes() == CONTENT
+    else:
+        with pytest.raises(CannotMove, match="something else"):
+            vault.fetch_file(config, name, str(path))
+        assert not path.exists()
+    assert ranges == asked

@@ -72,7 +72,7 @@ def make_job(task: Task, **changes: object) -> Job:
 LOST = Attempt(
     id="j-1", job_id="j", project="p", number=1, gang="g1", offer=spot("z", 250_000), nodes=1,
     phase=AttemptPhase.ENDED, created_at=NOW - 5 * HOUR, since=NOW, running_at=NOW - 5 * HOUR,
-    finished_at=NOW - 3 * HOUR, checkpoint_at=NOW - 4 * HOUR, checkpoint_bytes=100,
+    finished_at=NOW - 3 * HOUR, checkpoint_at=NOW - 4 * HOUR, checkpoint_bytes=300,
 )  # fmt: skip
 OWN = Attempt(
     id="j-2", job_id="j", project="p", number=2, gang="g2", offer=SPOT, nodes=1, phase=AttemptPhase.RUNNING,

@@ -196,3 +196,21 @@ def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
             assert ("east: cannot be reached" in found.reason) is not hopeless
 
     asyncio.run(story())
+
+
+def test_what_is_launched_while_places_are_asked_is_used() -> None:
+    """What they tell may be from before the launch."""
+
+    async def story() -> None:
+        places, farm, _ = make_places()
+        places.place("g", LARGE, 1)
+        farm.answer.set()
+        farm.tells.clear()
+        asked = asyncio.create_task(left(places, LARGE))
+        await asyncio.sleep(0)
+        await places.launch(make_spec())
+        farm.tells.set()
+        assert await asked == 1
+        assert await left(places, LARGE) == 2
+
+    asyncio.run(story())

@@ -75,6 +75,9 @@ class Advisor:
     async def review(self, *_: object) -> Advice:
         return self.advice
 
+    async def successor(self, *_: object) -> Advice:
+        return self.advice
+
     async def ahead(self, *_: object) -> Advice | None:
         return replace(self.advice, offers=(ELSEWHERE,), stay=False, reason="at risk")
 
@@ -133,6 +136,13 @@ def test_a_lost_gang_gives_the_job_away_once_none_of_it_can_work(
     scene = Scene(replace(JOB, reliefs=(2,), numbered=2), [lost, attempt(2)], [nodes, ranks(2, "c", "d")])
     reliefs().take_over(scene, Requeue(kind="preemption", reason="taken"), NOW)
     assert scene.job.attempt == attempts
+
+
+def test_a_lost_gang_of_which_a_rank_was_never_claimed_has_no_work_to_end() -> None:
+    lost = replace(attempt(1, AttemptPhase.ENDING), outcome=Outcome.NODE)
+    scene = Scene(replace(JOB, reliefs=(2,), numbered=2), [lost, attempt(2)], [ranks(1, "a", None), ranks(2, "c", "d")])
+    reliefs().take_over(scene, Requeue(kind="node", reason="lost"), NOW)
+    assert scene.job.attempt == 2
 
 
 @pytest.mark.parametrize(("spent", "starts"), [(0, True), (1_150_000, True), (1_250_000, False), (None, False)])
@@ -356,3 +366,30 @@ def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(saved: int 
     assert (scene.attempts[1].drill_until == NOW + timedelta(seconds=30)) is gives
     assert scene.job.course is not None
     assert (scene.job.course.place is None) is gives
+
+
+@pytest.mark.parametrize(("used", "starts"), [(1, True), (2, False)])
+def test_a_gang_that_is_taken_is_followed_only_where_the_job_bears_that(used: int, starts: bool) -> None:
+    job = replace(JOB, task=replace(TASK, retry=Retry(preemption=2)), phase=JobPhase.RUNNING)
+    noticed = [replace(node, notice_until=NOW + MINUTE) for node in ranks(1, "a", "b")]
+    scene = Scene(replace(job, retries={"preemption": used}), [attempt(1, AttemptPhase.RUNNING)], [noticed])
+    scene.spent = Money(0)
+    asyncio.run(reliefs().step(scene))
+    assert bool(scene.job.reliefs) is starts
+
+
+def test_a_gang_at_risk_is_asked_about_again_when_it_is_time() -> None:
+    class Silent(Advisor):
+        async def ahead(self, *_: object) -> Advice | None:
+            return None
+
+    clock = Still()
+    clock.now = lambda: at  # type: ignore[method-assign]
+    beside = Beside(guide=cast("Any", Silent()), places=cast("Any", Nowhere()), gang_of=lambda name: name)
+    asked, nodes = Reliefs(cast("Clock", clock), beside), [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
+    scene = Scene(replace(JOB, phase=JobPhase.RUNNING), [attempt(1, AttemptPhase.RUNNING)], [nodes])
+    answers = []
+    for seconds in (0, 50, 59.5, 60):
+        at = NOW + timedelta(seconds=seconds)
+        answers.append(asyncio.run(asked.step(scene)))
+    assert answers == [MINUTE, timedelta(seconds=10), timedelta(seconds=1), MINUTE]

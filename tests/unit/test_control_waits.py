@@ -21,6 +21,7 @@ from remuda.domain.units import HourlyRate
 from remuda.providers.base import GangSeen, GangState, NodeSeen
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))
 JOB = Job(
     id="j",
@@ -205,3 +206,25 @@ def test_a_server_that_has_just_begun_is_not_sure_what_an_earlier_one_asked_for(
     old = reconciler._remember(make_attempt(created_at=NOW - timedelta(seconds=1)))
     new = reconciler._remember(make_attempt(2))
     assert [(each.doubt, each.unsure) for each in (old, new)] == [(True, True), (False, False)]
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "seconds"),
+    [
+        (GangState.ENDED, NOW - 30 * SECOND, 70),
+        (GangState.ENDED, None, 100),  # it has ended, nobody says when: not later than now
+        (GangState.RUNNING, None, 80),  # it was last seen then, and is not there any more
+    ],
+)
+def test_a_gang_is_paid_until_its_place_says_that_it_ended(
+    state: GangState, ended: datetime | None, seconds: int
+) -> None:
+    attempt = make_attempt(phase=AttemptPhase.ENDING, finished_at=NOW - 90 * SECOND)
+    reconciler, scene = make_reconciler(), Scene(JOB, [attempt], [])
+    memory = reconciler._remember(attempt)
+    node = NodeSeen(rank=0, engine_id="0", started_at=NOW - 100 * SECOND, ended_at=ended)
+    memory.told, memory.told_at = GangSeen(name="g1", state=state, nodes=[node]), NOW - 20 * SECOND
+    over = asyncio.run(reconciler._close(scene, attempt, NOW))
+    changes = scene.take_changes()
+    assert [charge.amount.micros for charge in changes.charges] == [1000 * seconds]
+    assert (over, list(changes.release)) == (NOW + (seconds - 100) * SECOND, ["g1"])

@@ -65,6 +65,14 @@ def test_the_minimum_is_topped_up_once_and_only_at_the_end() -> None:
     assert total([life, rest]) == Money(3_600_000)
 
 
+def test_the_minimum_is_topped_up_at_the_price_that_the_node_had() -> None:
+    """A change at the very moment of its end never applied to it."""
+    attempt, until = make_attempt(minimum=HOUR), START + HOUR / 2
+    rates = [(START, HourlyRate(1_000_000)), (until, HourlyRate(9_000_000))]
+    _, rest = bill(attempt=attempt, rank=0, started=START, until=until, rates=rates, final=True)
+    assert (rest.rate, rest.amount) == (HourlyRate(1_000_000), Money(500_000))
+
+
 def test_a_node_that_lived_longer_than_the_minimum_has_no_top_up() -> None:
     charges = bill(attempt=make_attempt(minimum=HOUR), rank=0, started=START, until=START + 2 * HOUR, final=True)
     assert [charge.kind for charge in charges] == [ChargeKind.NODE]

@@ -156,3 +156,14 @@ def test_the_life_is_covered_exactly_once(attempts: list[Attempt], ended: int | 
     assert [stretch.since for stretch in timeline.stretches] == edges[:-1]
     assert edges[-1] == end
     assert timeline.total() == sum(timeline.totals.values(), timedelta(0)) == end - START
+
+
+def test_a_gang_beside_the_jobs_own_that_never_worked_is_no_part_of_its_life() -> None:
+    own = make_attempt(1, 0, running=10, finished=100, ended=110, outcome=Outcome.PREEMPTED)
+    beside = make_attempt(2, 50, ended=130)
+    after = make_attempt(3, 120, running=140, finished=200, ended=200, outcome=Outcome.SUCCEEDED)
+    told = trace(replace(make_job(200), attempt=3), [own, beside, after], at(500))
+    assert {stretch.attempt for stretch in told.stretches} <= {0, 1, 3} | {
+        2 * (s.spell is Spell.QUEUED) for s in told.stretches
+    }
+    assert told.total(Spell.STARTING) == timedelta(minutes=10 + 20)

@@ -193,6 +193,13 @@ def test_the_budget_leaves_room_for_the_end() -> None:
     assert isinstance(decide_job(view(limits=limits, rate=3_600_000, spent=985_000), T0), j.Limit)
 
 
+def test_the_end_takes_no_more_than_half_of_a_budget() -> None:
+    """Else work with a long grace would be ended before it begins."""
+    small = Limits(budget=Money(10_000))
+    assert decide_job(view(limits=small, rate=3_600_000), T0) == j.LookAgain(after=timedelta(seconds=5))
+    assert isinstance(decide_job(view(limits=small, rate=3_600_000, spent=5_000), T0), j.Limit)
+
+
 def test_the_lower_of_budget_and_ceiling_counts() -> None:
     capped = view(limits=Limits(budget=Money(100)), ceiling=Money(50), spent=50)
     limit = decide_job(capped, T0)

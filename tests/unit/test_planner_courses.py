@@ -116,7 +116,8 @@ class TestLastMoment:
         assert advised(standpoint, ON_SPOT, slack=SECOND).stay
 
     def test_on_demand_that_comes_up_is_never_too_late(self) -> None:
-        assert advised(at(current=FIXED), ON_DEMAND, slack=SECOND).stay
+        cheaper = elsewhere(100_000, Purchase.ON_DEMAND)
+        assert advised(at(current=FIXED), ON_DEMAND, cheaper, slack=SECOND).stay
 
     def test_the_last_resort_is_the_cheapest(self) -> None:
         near = elsewhere(900_000, Purchase.ON_DEMAND)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from remuda.domain.jobs import Job
+from remuda.domain.jobs import Course, Job
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host, VolumePlace
 from remuda.domain.tasks import (
@@ -16,9 +16,9 @@ from remuda.domain.tasks import (
     VolumeKind,
     Work,
 )
-from remuda.domain.units import HourlyRate
+from remuda.domain.units import HourlyRate, Money
 from remuda.planner.placements import Situation
-from remuda.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, match
+from remuda.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, match, unite
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOST = Host(name="here/a", cpus=4, memory_mib=4096)
@@ -71,6 +71,17 @@ def test_the_rest_of_an_interrupted_job_is_not_ruled_out_by_the_estimate_of_the_
     assert look(make_job(task), Market(offers=[FREE], hosts=[HOST]), situation).offers == (FREE,)
 
 
+def test_the_rest_is_ruled_out_where_the_limit_was_never_enough_for_the_whole() -> None:
+    task = Task(name="t", run="true", work=WORK, checkpoint=Checkpoint(path="c"))  # an hour
+    half = Situation(ran=timedelta(minutes=40), done=0.5, spent=Money(1_500_000))
+    for minutes, fits in ((50, False), (65, True)):
+        limited = replace(task, limits=Limits(duration=timedelta(minutes=minutes)))
+        assert bool(look(make_job(limited), Market(offers=[FREE], hosts=[HOST]), half).offers) is fits
+    for budget, fits in ((2_000_000, False), (2_400_000, True)):
+        limited = replace(task, limits=Limits(budget=Money(budget)))
+        assert bool(look(make_job(limited), Market(offers=[PAID]), half).offers) is fits
+
+
 def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
     task = Task(name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(name="H100"),)))
     found = look(make_job(task), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"]))
@@ -88,6 +99,9 @@ def test_an_offer_that_failed_is_left_alone_for_a_while() -> None:
     assert look(job, Market(offers=[FREE, PAID], hosts=[HOST])).offers == (PAID,)
     alone = look(job, Market(offers=[FREE], hosts=[HOST]))
     assert (alone.offers, alone.hopeless, alone.again_at) == ((), False, soon)
+    refused = replace(job, reason="it was refused", avoid={FREE.key: NOW + timedelta(days=1)})
+    found = look(refused, Market(offers=[FREE], hosts=[HOST]))
+    assert (found.hopeless, found.reason) == (True, "it was refused"), "a person must act"
 
 
 def test_what_a_provider_refuses_is_passed_on() -> None:
@@ -173,3 +187,24 @@ def test_a_wish_with_an_order_of_its_own_keeps_it() -> None:
     first, second = jobs_of(make_job(Task(name="t", run="true", resources=replace(wishes[0], any_of=wishes))))
     lines = line_up([(first, Prospects(offers=(FAST, third))), (second, Prospects(offers=(SLOW,)))])
     assert [(job, offers) for job, offers in lines] == [(second, (SLOW,)), (first, (FAST, third))]
+
+
+def test_what_is_said_of_all_wishes_together() -> None:
+    """Hopeless only where each of them is, and tried again when the first of them may be."""
+    soon, late = NOW + timedelta(minutes=1), NOW + timedelta(minutes=2)
+    never = Prospects(reason="No offer: no H100.", hopeless=True)
+    rests, other = Prospects(reason="refused", again_at=late), Prospects(reason="full", again_at=soon)
+    assert unite([never]) is never
+    both = unite([never, replace(never, reason="No offer: no A100.")])
+    assert (both.hopeless, both.reason) == (True, "No offer: no H100; or No offer: no A100")
+    waits = unite([never, rests, other, other])
+    assert (waits.hopeless, waits.reason, waits.again_at) == (False, "refused; or full", soon)
+    assert unite([Prospects(offers=(SLOW,)), Prospects(offers=(FAST,))]).offers == (SLOW, FAST)
+
+
+def test_the_decision_for_several_wishes_is_that_of_one_which_has_offers_if_any_has() -> None:
+    waits, goes = (Course(at=NOW, mode=mode, reason=mode) for mode in ("idle", "spot"))
+    idle, there = Prospects(reason="waits: idle", course=waits), Prospects(offers=(FAST,), reason="spot", course=goes)
+    assert unite([idle, there]).course == goes
+    assert unite([idle, Prospects(offers=(FAST,))]).course is None, "what is gone to was not decided by the policy"
+    assert unite([idle, idle]).course == waits, "a job that waits by decision is told so, however many wishes it has"

@@ -32,6 +32,12 @@ def place(name: str, zone: str | None, region: str = "r1") -> VolumePlace:
         (("a", "b"), offer(), [place("a", "r1a"), place("b", None)], ""),
         (("a", "b"), offer(), [place("a", "r1a"), place("b", "r1b"), place("b", "r1a")], ""),
         (("a", "b"), offer(), [place("a", "r1a"), place("b", "r2a", "r2")], "b is in r2a"),
+        (
+            ("a", "b", "c"),
+            offer(),
+            [place("a", "r1a"), place("b", "r1a"), place("b", "r1b"), place("c", "r1b")],
+            "a and c are in different zones of r1",
+        ),
         (("a", "new"), offer("r2"), [], ""),
     ],
 )

@@ -123,6 +123,30 @@ def test_capacity_counts_what_was_placed_since_it_was_told() -> None:
     assert placed(plan_turns([turn(job("1", nodes=3), two)], Capacity())) == []
 
 
+def test_a_gang_uses_as_much_as_it_has_nodes() -> None:
+    four = replace(CLOUD, capacity=4)
+    used: dict[str, Fraction] = {}
+    take(used, four, 3)
+    assert count_left(four, used) == 1
+    waiting = [turn(job("1", nodes=3), four), turn(job("2", nodes=2), four)]
+    assert placed(plan_turns(waiting, Capacity())) == ["1"]
+
+
+def test_a_job_with_several_wishes_waits_at_the_places_of_all_of_them() -> None:
+    """Else small jobs would take what its second wish waits for."""
+    first, second = replace(CLOUD, capacity=2), replace(CLOUD, instance_type="u", capacity=2)
+    large = job("1", nodes=3)
+    turns = Turns(Capacity())
+    stay = turns.decide(turn(large, first), turn(large, second))
+    assert isinstance(stay, Stay)
+    assert stay.behind == (first.key, second.key)
+    for offer in (first, second):
+        assert isinstance(turns.decide(turn(job("2"), offer)), Stay)
+    place = Turns(Capacity()).decide(turn(large, first), turn(large, replace(second, capacity=3)))
+    assert isinstance(place, Place)
+    assert place.offer.instance_type == "u"
+
+
 def test_offers_of_one_pool_draw_from_each_other() -> None:
     """Two nodes of eight: each size may be had so often, and not all of them at once."""
     sizes = {n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes") for n in (1, 2, 4, 8)}

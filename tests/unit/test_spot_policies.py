@@ -144,3 +144,30 @@ def test_auto_never_waits_beyond_the_last_safe_moment(
             assert decision.again_s > now * HOUR
         if decision.mode is Mode.SPOT and (mode is not Mode.SPOT or decision.market != 0):
             assert now * HOUR <= last_s - terms.overhead_s + GRAIN_S
+
+
+def practised(slack: float, mode: Mode, *up: bool, overhead: float, away: float, stays: float) -> tuple[Mode, float]:
+    """What `auto` does where spot always came back so soon, with 18 minutes of work left; and when again, in hours
+    before the last moment at which on-demand can still do all of it.
+    """
+    markets = tuple(Market(name=name) for name in "ab"[: len(up)])
+    terms = Terms(work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=overhead * HOUR, markets=markets)
+    policy, now, cycle = Auto(terms), 14.7 - slack, away + stays
+    for number in range(-40, 0):
+        for at, there in ((0.0, True), (stays, False)):
+            policy.learn((now + cycle * number + at) * HOUR, [Quote(there, 0.5)] * len(up))
+    quotes = tuple(Quote(there, 0.5) for there in up)
+    decision = policy.decide(View(now * HOUR, 0.3 * HOUR, mode, 0, 0.0, quotes))
+    return decision.mode, 14.7 - overhead - decision.again_s / HOUR
+
+
+def test_auto_waits_for_what_always_came_back_no_longer_than_is_safe() -> None:
+    mode, left = practised(0.38, Mode.IDLE, False, overhead=0.2, away=0.2, stays=20)
+    assert (mode, left) == (Mode.IDLE, pytest.approx(0, abs=1e-6))
+    assert practised(0.2, Mode.IDLE, False, overhead=0.2, away=0.2, stays=20)[0] is Mode.ON_DEMAND
+
+
+@pytest.mark.parametrize("mode", [Mode.IDLE, Mode.ON_DEMAND])
+@pytest.mark.parametrize("up", [(True, True), (False, True), (True, False)])
+def test_auto_starts_on_no_spot_that_leaves_too_little_time(mode: Mode, up: tuple[bool, bool]) -> None:
+    assert practised(1.9, mode, *up, overhead=1.0, away=0.02, stays=50)[0] is not Mode.SPOT

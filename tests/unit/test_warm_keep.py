@@ -243,3 +243,15 @@ def test_the_owners_of_a_gang_pay_its_life_together_once(
     stretches = sorted((c.since, c.until) for c in rows.values())
     assert stretches[0][0] == NOW
     assert all(one[1] == two[0] for one, two in pairwise(stretches))
+
+
+def test_of_several_stretches_the_last_is_made_longer() -> None:
+    dearer = seen((0, None), (0, None), rates=((0, 60), (5, 120)))
+    closed = closing_charges(KEPT, written(KEPT, dearer, 8).values(), NOW + 12 * MINUTE)
+    assert closed is not None
+    assert sorted(lines(closed)) == [
+        ("kept", 0, 10, 12, 4),
+        ("kept", 1, 10, 12, 4),
+        ("node", 0, 5, 10, 10),
+        ("node", 1, 5, 10, 10),
+    ]

@@ -14,14 +14,13 @@ from remuda.catalog.query import Constraint, Matches
 from remuda.domain.jobs import Course, Job
 from remuda.domain.offers import Offer
 from remuda.domain.places import Host, VolumePlace
-from remuda.domain.tasks import Task
+from remuda.domain.tasks import DEFAULT_CPUS, Task
 from remuda.domain.units import format_memory, format_rate
 from remuda.planner.explain import explain, say_no_offer, wish
 from remuda.planner.placements import Plan, Situation
 from remuda.planner.rank import order_of, plan
 from remuda.planner.shares import fits_empty, smallest_shares
 from remuda.planner.volumes import explain_misplaced
-from remuda.scheduler.packing import DEFAULT_CPUS
 
 _MANY = 20  # offers that one job is considered for at a time
 _DEVICES = {Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR_MEMORY, Constraint.INSTANCE}
@@ -201,12 +200,12 @@ def unite(found: Sequence[Prospects]) -> Prospects:
     if len(found) == 1:
         return found[0]
     offers = tuple(offer for each in found for offer in each.offers)
-    course = next((each.course for each in found if each.offers and each.course is not None), None)
+    decided = [each.course for each in found if each.course is not None and (each.offers or not offers)]
     waiting = [each for each in found if not each.hopeless and not each.offers] or list(found)
     return Prospects(
         offers=offers,
         reason=join_reasons([each.reason for each in waiting]),
         hopeless=all(each.hopeless for each in found),
         again_at=min((each.again_at for each in found if each.again_at is not None), default=None),
-        course=course,
+        course=decided[0] if decided else None,
     )

@@ -56,6 +56,7 @@ def listen_outside(home: Home, settings: Settings) -> OutsideListener | None:
     host, port = read_listen(settings)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        host.encode("idna")  # as the next line does with some names, but leaves its socket open when it cannot
         sock = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, ValueError) as error:  # ValueError: no name of a host
         raise HomeError(
