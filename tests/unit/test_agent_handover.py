@@ -338,3 +338,29 @@ def test_a_file_of_the_same_size_that_was_written_again_is_another(tmp_path: Pat
             saving.hash()
     finally:
         os.close(saving.get_file(entries[0]))
+
+
+def test_a_hash_is_remembered_only_of_a_file_that_has_been_still(tmp_path: Path) -> None:
+    """One that was written a moment ago may be written again within one tick of the clock, and look the same."""
+    folder, config = tmp_path / "ckpt", make_config(tmp_path)
+    folder.mkdir()
+
+    def names() -> dict[str, str]:
+        saving = handover.Saving(config, str(folder), handover.list_folder(str(folder)))
+        saving.hash()
+        for number in saving._open.values():
+            os.close(number)
+        return saving._names
+
+    def known() -> set[str]:
+        return set(json.loads((tmp_path / "home" / "hashes.json").read_text()))
+
+    (folder / "still").write_text("one")
+    (folder / "fresh").write_text("one")
+    os.utime(folder / "still", (10, 10))
+    first = names()
+    assert (first["still"], known()) == (first["fresh"], {"still"})
+    with (folder / "still").open("r+") as file:
+        file.write("two")
+    os.utime(folder / "still", (20, 20))
+    assert names()["still"] == hashlib.sha256(b"two").hexdigest(), "it is as large as before, and the same file"
