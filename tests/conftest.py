@@ -4,8 +4,9 @@ There, property tests draw the same cases every time, so that a run can be repea
 fails, or one of several ranks, has two more tries, because the machine is noisy. Each is listed in the run's summary:
 a test that needs them again and again is a defect.
 
-A run has an end: every try of a test has five minutes (`timeout` in pyproject.toml), and once `REMUDA_TEST_BUDGET_S`
-seconds have passed since the run began, tests of real servers that have not begun are skipped, each saying so.
+A run has an end: a test has five minutes (`timeout` in pyproject.toml), each further try of it half of that, and once
+`REMUDA_TEST_BUDGET_S` seconds have passed since the run began, tests of real servers that have not begun are skipped,
+each saying so.
 """
 
 import os
@@ -17,7 +18,7 @@ import pytest
 import pytest_timeout
 from hypothesis import settings
 from tests.proofs import Notary, note
-from xdist.scheduler import LoadScopeScheduling
+from tests.spread import REAL_SERVERS, InOrder, Watch, put_in_order
 
 # A shell starts what it puts into the background with these ignored, and every program that a test starts would
 # inherit that.
@@ -26,9 +27,6 @@ for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
-REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
-# Files with one of these in their names use servers that are brought up once, and stay in one process.
-SHARED_SERVERS = ("kubernetes", "slurm", "aws", "join", "ssh", "_ray", "_data_")
 
 # No case has a time limit of its own: the machine is noisy, and the test has one.
 settings.register_profile("any", deadline=None)
@@ -46,12 +44,18 @@ def needs_ranks(item: pytest.Item) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    file = os.environ.get("REMUDA_PROOFS")
-    if file and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Notary(Path(file)))
+    if hasattr(config, "workerinput"):
+        return
+    proofs, seconds = os.environ.get("REMUDA_PROOFS"), os.environ.get("REMUDA_TEST_SECONDS")
+    if proofs:
+        config.pluginmanager.register(Notary(Path(proofs)))
+    config.pluginmanager.register(Watch(Path(seconds) if seconds else None))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        put_in_order(items)
     for item in items:
         note(item)
         if os.environ.get("CI") and (needs_real_servers(item) or needs_ranks(item)):
@@ -67,20 +71,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def wind_up_again(item: pytest.Item) -> None:
-    """The time of another try: pytest-timeout sets its alarm once for all tries, and takes it away when one fails."""
+    """The time of another try: pytest-timeout sets its alarm once for all tries, and takes it away when one fails.
+
+    It is half of the first one's, so that a test which hangs in each of them does not take a run's time.
+    """
     settings = pytest_timeout._get_item_settings(item)
     if settings.timeout and not settings.func_only:
-        item.config.pluginmanager.hook.pytest_timeout_set_timer(item=item, settings=settings)
+        shorter = settings._replace(timeout=settings.timeout / 2)
+        item.config.pluginmanager.hook.pytest_timeout_set_timer(item=item, settings=shorter)
 
 
-class ByServers(LoadScopeScheduling):
-    """Hands out whole files, and all files that share servers to one process."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        name = file.rsplit("/", 1)[-1]
-        return next((shared for shared in SHARED_SERVERS if shared in name), file)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByServers:
-    return ByServers(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> InOrder:
+    return InOrder(config, log)

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from remuda.agent.bundle import make_command
 from remuda.agent.config import PROTOCOL
 
-GANG = "rm-0badcafe-test-1"
+GANG = f"rm-0badcafe-test{os.getpid()}-1"  # of this process: control groups and containers have its name
 TOKEN = "the-token-of-this-gang"
 PATIENCE_S = 30
 

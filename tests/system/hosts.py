@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.system.packages import install_packages
 
 PACKAGES = ("openssh-server", "openssh-client", "iproute2", "busybox-static")
-INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
 _NEEDED = ("ip", "unshare", "ssh-keygen", "/usr/sbin/sshd", "busybox")
 _CLONE_NEWNET = 0x40000000
 _labs = itertools.count(1)  # of this process
@@ -33,16 +33,15 @@ ROWS
 
 def require_hosts() -> None:
     """Skip the test, saying what to do, where no hosts can be made."""
-    missing = [name for name in _NEEDED if shutil.which(name) is None]
     if os.getuid() != 0:
         pytest.skip("hosts in namespaces need root: run the tests as root")
-    if missing and shutil.which("apt-get"):
-        subprocess.run(
-            ["sh", "-c", INSTALL], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300, check=False
-        )
-        missing = [name for name in _NEEDED if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"hosts need {', '.join(missing)}: {INSTALL}")
+    why = "" if not _missing() else install_packages(PACKAGES)
+    if missing := _missing():
+        pytest.skip(f"hosts need {', '.join(missing)}: {why}")
+
+
+def _missing() -> list[str]:
+    return [name for name in _NEEDED if shutil.which(name) is None]
 
 
 class LabHost:

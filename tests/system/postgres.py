@@ -18,7 +18,8 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-_INSTALL = "apt-get install -y --no-install-recommends postgresql"
+from tests.system.packages import install_packages
+
 _OPTIONS = {
     "listen_addresses": "",
     "fsync": "off",
@@ -50,7 +51,7 @@ def new_database() -> str:
 @cache
 def _start() -> Path:
     """Start the server once in this process; return the folder of its socket."""
-    programs = _find()
+    programs = find()
     user = "postgres" if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="remuda-pg-"))
     if user is not None:
@@ -74,17 +75,15 @@ def _start() -> Path:
     return folder
 
 
-def _find() -> Path:
+def find() -> Path:
     """The folder of the programs, installed by apt where that needs no question."""
     found = _installed()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"installing PostgreSQL for the tests: {_INSTALL}", file=sys.stderr)
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in ("apt-get update", _INSTALL):
-            subprocess.run(command.split(), env=environment, check=False, timeout=600, stdout=subprocess.DEVNULL)
-        found = _installed()
     if found is None:
-        raise PostgresMissing(f"PostgreSQL is not installed; to run these tests: sudo {_INSTALL}")
+        print("installing PostgreSQL for the tests", file=sys.stderr)
+        why = install_packages(["postgresql"])
+        found = _installed()
+        if found is None:
+            raise PostgresMissing(f"PostgreSQL is not installed; {why}")
     return found
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at
-from tests.system.storages import CACHE, once
+from tests.system.packages import CACHE, alone
+from tests.system.storages import once
 
 VERSION = "2.60.0"
 PROOF = Proof("ray", True, f"Ray {VERSION}, its nodes in network namespaces")
@@ -34,18 +35,22 @@ _UP_S = 120.0
 def installed() -> Path:
     """The folder of the programs of an environment with Ray."""
     folder = CACHE / f"ray-{VERSION}"
-    if not (folder / "ready").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        CACHE.mkdir(parents=True, exist_ok=True)
-        pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        try:
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True, timeout=60)
-            subprocess.run([*pip, f"ray[default]=={VERSION}"], check=True, capture_output=True, timeout=_INSTALL_S)
-        except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or b""
-            pytest.skip(f"Ray {VERSION} cannot be installed: {error} {said.decode(errors='replace')[-500:]}")
-        (folder / "ready").touch()
+    try:
+        with alone(folder.name, _INSTALL_S):
+            if not (folder / "ready").exists():
+                _install(folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        pytest.skip(f"Ray {VERSION} cannot be installed: {error} {said.decode(errors='replace')[-500:]}")
     return folder / "bin"
+
+
+def _install(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True, timeout=60)
+    subprocess.run([*pip, f"ray[default]=={VERSION}"], check=True, capture_output=True, timeout=_INSTALL_S)
+    (folder / "ready").touch()
 
 
 class RayHost(LabHost):
@@ -125,23 +130,23 @@ class Cluster:
         host.start()
         return host
 
-    def wait(self, alive: int, seconds: float = _UP_S) -> None:
-        """Until so many nodes are alive and the job API answers; a skip where they never are."""
+    def wait(self, hosts: Sequence[RayHost], seconds: float = _UP_S) -> None:
+        """Until these are alive and the job API answers; a skip where they never are."""
         until = time.monotonic() + seconds
         while True:
             try:
-                nodes = [node for node in self.nodes() if node["state"] == "ALIVE"]
-                if len(nodes) >= alive:
+                alive = {node["node_ip"] for node in self.nodes() if node["state"] == "ALIVE"}
+                missing = [host.name for host in hosts if host.address not in alive]
+                if not missing:
                     self.ask("GET", "/api/jobs/")
                     return
-                why = f"{len(nodes)} nodes are alive"
+                why = f"{', '.join(missing)} are not alive"
             except (OSError, ValueError) as error:
                 why = str(error)
-            ended = [host for host in self.lab.hosts if isinstance(host, RayHost) and host.has_ended()]
-            if time.monotonic() > until or ended:
+            if time.monotonic() > until or any(host.has_ended() for host in hosts):
                 said = "\n".join(host.said() for host in self.lab.hosts if isinstance(host, RayHost))
                 pytest.skip(f"Ray did not come up ({why}): {said}")
-            time.sleep(0.1)
+            time.sleep(0.25)
 
     def nodes(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.ask("GET", "/api/v0/nodes?limit=1000&detail=1")["data"]["result"]["result"]
@@ -205,9 +210,8 @@ def shared_cluster() -> Cluster:
     root = Path(f"/tmp/remuda-ray-{os.getpid()}")
     stack.callback(shutil.rmtree, root, ignore_errors=True)
     cluster = stack.enter_context(cluster_at(root))
-    cluster.add()
+    head = cluster.add()
     with cluster.lab.entered():
-        cluster.wait(1)
-        cluster.add(gpus=2)
-        cluster.wait(2)
+        cluster.wait([head])
+        cluster.wait([cluster.add(gpus=2)])
     return cluster

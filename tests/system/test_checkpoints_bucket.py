@@ -8,13 +8,14 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.system.server_home import home_with_jobs
-from tests.system.storages import start_s3
+from tests.system.server_home import follow_to_end, home_with_jobs
+from tests.system.storages import servers, start_s3
 
 from remuda.client import connect
 from remuda.store.objects.base import Bucket
 from remuda.store.objects.places import open_place
 
+__all__ = ["servers"]
 pytestmark = pytest.mark.system
 RUN = """
 name: saver
@@ -39,16 +40,15 @@ def home(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, tmp_path: Path) -> None:
-    keys, folder = start_s3(tmp_path / "s3"), f"kept-{token_hex(4)}"  # the server stays, for other tests and tries
+def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, servers: Path) -> None:
+    keys, folder = start_s3(servers / "s3"), f"kept-{token_hex(4)}"  # the server stays, for other tests and tries
     place = open_place("s3://data/x", keys, lambda: datetime.now(UTC)).place
     assert isinstance(place, Bucket)
     with connect() as client:
         for name, value in keys.items():
             client.put_secret("default", name, value)
         client.submit(RUN.replace("FOLDER", folder))
-        for _ in client.follow("default", "saver"):
-            pass
+        follow_to_end(client, "saver")
         job = client.job("default", "saver")
         events = "\n".join(each.text for each in client.events("default", "saver").events)
         assert (job.phase, job.attempt) == ("done", 4), events

@@ -7,22 +7,34 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
-from tests.system.server_home import home_at, home_with_jobs, wait_until
-from tests.system.storages import AZURE_KEY, SECRET, start_azure, start_google, start_s3, start_sftp, start_web
+from tests.system.server_home import follow_to_end, home_at, home_with_jobs, wait_until
+from tests.system.storages import (
+    AZURE_KEY,
+    SECRET,
+    servers,
+    start_azure,
+    start_google,
+    start_s3,
+    start_sftp,
+    start_web,
+)
 
 from remuda.client import Client, connect
 from remuda.store.objects.base import Bucket
 from remuda.store.objects.places import open_place
 
+__all__ = ["servers"]
 pytestmark = pytest.mark.system
 LARGE = random.Random(1).randbytes((32 << 20) + 12345)  # two pieces down, three parts up
 
 
-@pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp() / "storages"  # one for all files: each server is started once
+@pytest.fixture
+def own() -> str:
+    """The folder of a bucket that this try of this test alone uses: the storages stay."""
+    return token_hex(4)
 
 
 @pytest.fixture
@@ -34,22 +46,21 @@ def home(tmp_path: Path) -> Iterator[Path]:
 def run_to_end(client: Client, text: str) -> tuple[str, str]:
     """How a job ended, and what its events told."""
     name = client.submit(text).name
-    for _ in client.follow("default", name):
-        pass
+    follow_to_end(client, name)
     log = b"".join(client.logs("default", name)).decode()
     events = "\n".join(each.text for each in client.events("default", name).events)
     return client.job("default", name).phase, f"{events}\n{log}"
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path) -> None:
+def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path, own: str) -> None:
     start = {"s3": lambda: start_s3(servers / "s3"), "az": lambda: start_azure(servers / "az"), "gs": start_google}
     keys = start[scheme]()
     place = open_place(f"{scheme}://data/x", keys, lambda: datetime.now(UTC)).place
     assert isinstance(place, Bucket)
     files = {"a.txt": b"alpha\n", "sub/ü &.txt": b"beta\n", "empty": b"", "large.bin": LARGE}
     for name, data in files.items():
-        place.put(f"in/{name}", data)
+        place.put(f"{own}/in/{name}", data)
     with connect() as client:
         for name, value in keys.items():
             client.put_secret("default", name, value)
@@ -62,23 +73,23 @@ def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path) 
             "name": "data",
             "run": run,
             "inputs": [
-                {"source": f"{scheme}://data/in", "target": "in"},
-                {"source": f"{scheme}://data/in/a.txt", "target": "one"},
+                {"source": f"{scheme}://data/{own}/in", "target": "in"},
+                {"source": f"{scheme}://data/{own}/in/a.txt", "target": "one"},
             ],
             "outputs": [
-                {"source": "out", "target": f"{scheme}://data/out"},
-                {"source": "one", "target": f"{scheme}://data/copies/"},
+                {"source": "out", "target": f"{scheme}://data/{own}/out"},
+                {"source": "one", "target": f"{scheme}://data/{own}/copies/"},
             ],
         }
         text = json.dumps(task)
         phase, told = run_to_end(client, text)
         assert phase == "done", told
         assert told.endswith("alpha\nbeta\nno keys\n"), told
-        assert f"input {scheme}://data/in: 4 files, 32.0 MiB in " in told
-        assert f"output {scheme}://data/out: 2 files, 32.0 MiB in " in told
-    assert place.get("out/deep/large.bin") == LARGE
-    assert place.get("out/one") == b"alpha\n"
-    assert place.get("copies/one") == b"alpha\n"
+        assert f"input {scheme}://data/{own}/in: 4 files, 32.0 MiB in " in told
+        assert f"output {scheme}://data/{own}/out: 2 files, 32.0 MiB in " in told
+    assert place.get(f"{own}/out/deep/large.bin") == LARGE
+    assert place.get(f"{own}/out/one") == b"alpha\n"
+    assert place.get(f"{own}/copies/one") == b"alpha\n"
     secret = {"s3": SECRET, "az": AZURE_KEY[:40], "gs": "BEGIN PRIVATE KEY"}[scheme].encode()
     held = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
     assert held == []  # neither the node's files nor logs, events and the database, where keys are sealed
@@ -108,12 +119,12 @@ outputs: [{{source: out, target: "{far}/out/result"}}]
         assert "there is nothing at c" in told
 
 
-def test_a_skypilot_file_with_buckets_at_full_paths(home: Path, tmp_path: Path) -> None:
+def test_a_skypilot_file_with_buckets_at_full_paths(home: Path, tmp_path: Path, own: str) -> None:
     keys = start_google()
     place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
     assert isinstance(place, Bucket)
-    place.put("sky/a", b"alpha\n")
-    place.put("sky/b", b"beta\n")
+    place.put(f"{own}/sky/a", b"alpha\n")
+    place.put(f"{own}/sky/b", b"beta\n")
     with connect() as client:
         for name, value in keys.items():
             client.put_secret("default", name, value)
@@ -121,9 +132,9 @@ def test_a_skypilot_file_with_buckets_at_full_paths(home: Path, tmp_path: Path) 
 name: sky
 num_nodes: 1
 file_mounts:
-  {tmp_path}/seen/in: gs://data/sky
-  {tmp_path}/seen/rw: {{source: gs://data/sky}}
-  {tmp_path}/seen/new: {{source: gs://data/fresh}}
+  {tmp_path}/seen/in: gs://data/{own}/sky
+  {tmp_path}/seen/rw: {{source: gs://data/{own}/sky}}
+  {tmp_path}/seen/new: {{source: gs://data/{own}/fresh}}
 run: |
   cat {tmp_path}/seen/in/a {tmp_path}/seen/rw/b
   echo changed >{tmp_path}/seen/rw/a; echo new >{tmp_path}/seen/new/file
@@ -131,11 +142,11 @@ run: |
         phase, told = run_to_end(client, text)
         assert phase == "done", told
         assert told.endswith("alpha\nbeta\n")
-        assert "output gs://data/sky/: 1 file, 8 B in " in told  # b is as it came
-        assert place.get("sky/a") == b"changed\n"
-        assert place.get("sky/b") == b"beta\n"
-        assert place.get("fresh/file") == b"new\n"
-        place.delete("fresh/file")
+        assert f"output gs://data/{own}/sky/: 1 file, 8 B in " in told  # b is as it came
+        assert place.get(f"{own}/sky/a") == b"changed\n"
+        assert place.get(f"{own}/sky/b") == b"beta\n"
+        assert place.get(f"{own}/fresh/file") == b"new\n"
+        place.delete(f"{own}/fresh/file")
         phase, told = run_to_end(client, text.replace("name: sky", "name: again"))  # the links of the first are old
         assert phase == "done", told
         (tmp_path / "seen" / "taken").mkdir()
@@ -145,7 +156,9 @@ run: |
         assert "something else is there" in told
 
 
-def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
+    home: Path, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
@@ -159,24 +172,24 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(home: Path, m
             "name": "live",
             "grace": "20s",
             "run": "mkdir out; echo early >out/a; trap 'echo late >out/b; exit 1' TERM; while :; do sleep 0.1; done",
-            "outputs": [{"source": "out", "target": "gs://data/live", "every": "1s"}],
+            "outputs": [{"source": "out", "target": f"gs://data/{own}/live", "every": "1s"}],
         }
         client.submit(json.dumps(task))
-        wait_until(lambda: there(place, "live/a") == b"early\n", 60)
+        wait_until(lambda: there(place, f"{own}/live/a") == b"early\n", 60)
         assert client.job("default", "live").phase == "running"
         client.stop("default", "live")
         wait_until(lambda: client.job("default", "live").phase == "stopped", 60)
-        assert there(place, "live/b") == b"late\n"
+        assert there(place, f"{own}/live/b") == b"late\n"
 
         fails = {**task, "name": "fails", "run": "mkdir out; echo result >out/c; exit 3"}
         phase, told = run_to_end(client, json.dumps(fails))
         assert phase == "failed"
-        assert there(place, "live/c") == b"result\n"
-        assert "output gs://data/live: 1 file, 7 B in " in told
+        assert there(place, f"{own}/live/c") == b"result\n"
+        assert f"output gs://data/{own}/live: 1 file, 7 B in " in told
         well = {**task, "name": "well", "run": "mkdir out; echo well >out/d"}
         phase, told = run_to_end(client, json.dumps(well))
         assert phase == "done", told
-        assert told.count("output gs://data/live: ") == 1, told  # what was sent is not sent again
+        assert told.count(f"output gs://data/{own}/live: ") == 1, told  # what was sent is not sent again
         nowhere = {**task, "name": "nowhere", "run": "mkdir out; echo x >out/d; exit 3"}
         nowhere["outputs"] = [{"source": "out", "target": "s3://none/live", "every": "1s"}]
         phase, told = run_to_end(client, json.dumps(nowhere))
@@ -188,12 +201,12 @@ def there(place: Bucket, key: str) -> bytes | None:
     return place.get(key) if place.head(key) is not None else None
 
 
-def test_streams(home: Path) -> None:
+def test_streams(home: Path, own: str) -> None:
     keys = start_google()
     place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
     assert isinstance(place, Bucket)
-    place.put("shards/1", b"one " * 1000)
-    place.put("shards/2", LARGE)
+    place.put(f"{own}/shards/1", b"one " * 1000)
+    place.put(f"{own}/shards/2", LARGE)
     with connect() as client:
         for name, value in keys.items():
             client.put_secret("default", name, value)
@@ -201,15 +214,15 @@ def test_streams(home: Path) -> None:
             "name": "streams",
             "run": "test -p all; cat all | md5sum; head -c 4 some; echo",
             "inputs": [
-                {"source": "gs://data/shards/", "target": "all", "mode": "stream"},
-                {"source": "gs://data/shards/1", "target": "some", "mode": "stream"},
+                {"source": f"gs://data/{own}/shards/", "target": "all", "mode": "stream"},
+                {"source": f"gs://data/{own}/shards/1", "target": "some", "mode": "stream"},
             ],
         }
         phase, told = run_to_end(client, json.dumps(task))
         assert phase == "done", told
         assert hashlib.md5(b"one " * 1000 + LARGE).hexdigest() in told
         assert told.endswith("one \n")
-        assert "input gs://data/shards/: 2 files, 32.0 MiB in " in told
+        assert f"input gs://data/{own}/shards/: 2 files, 32.0 MiB in " in told
         phase, told = run_to_end(client, json.dumps({**task, "name": "none", "inputs": [
             {"source": "gs://data/nothing", "target": "all", "mode": "stream"}
         ]}))  # fmt: skip

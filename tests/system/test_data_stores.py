@@ -8,13 +8,15 @@ import urllib.request
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
-from tests.system.storages import start_azure, start_google, start_s3, start_sftp, start_web
+from tests.system.storages import servers, start_azure, start_google, start_s3, start_sftp, start_web
 
 from remuda.store.objects.base import Bucket, ObjectDenied, ObjectError, ObjectMissing, Relays, Signed
 from remuda.store.objects.places import open_place
 
+__all__ = ["servers"]
 pytestmark = pytest.mark.system
 NAMES = ["s3", "gs", "az"]
 
@@ -24,11 +26,6 @@ def keys_of(name: str, folder: Path) -> dict[str, str]:
     if name == "s3":
         return start_s3(folder / "s3")
     return start_azure(folder / "az") if name == "az" else start_google()
-
-
-@pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp() / "storages"  # one for all files: each server is started once
 
 
 @pytest.fixture(params=NAMES)
@@ -107,20 +104,21 @@ def test_a_signed_request_is_for_one_object_one_deed_and_a_while(bucket: Bucket)
 
 
 def test_parts_make_one_object_when_completed(bucket: Bucket) -> None:
+    three = f"three-{token_hex(4)}"  # the storage stays, for other tests and tries
     parts = [b"a" * (5 << 20), b"b" * (5 << 20), b"tail"]
-    upload = bucket.begin("three")
+    upload = bucket.begin(three)
     tags = []
     for number, part in enumerate(parts, 1):
-        status, _, tag = send(bucket.sign_put("three", 60, upload, number), part)
+        status, _, tag = send(bucket.sign_put(three, 60, upload, number), part)
         assert status in (200, 201)
         tags.append(tag)
-    assert bucket.head("three") is None
-    bucket.complete("three", upload, tags)
-    bucket.complete("three", upload, tags)  # the answer to the first was lost
-    found = bucket.head("three")
+    assert bucket.head(three) is None
+    bucket.complete(three, upload, tags)
+    bucket.complete(three, upload, tags)  # the answer to the first was lost
+    found = bucket.head(three)
     assert found is not None
     assert found.size == sum(map(len, parts))
-    assert bucket.get("three", (10 << 20) - 1, 5) == b"btail"
+    assert bucket.get(three, (10 << 20) - 1, 5) == b"btail"
 
 
 def test_parts_of_an_aborted_upload_are_gone(bucket: Bucket, name: str) -> None:

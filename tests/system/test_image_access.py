@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.system.ports import free_port
 from tests.system.server_home import home_at, wait_until
 from tests.system.test_image_jobs import BASE, engine
 
@@ -50,11 +51,6 @@ def test_ports_are_forwarded_into_a_container_and_out_of_it(
         finally:
             client.down()
             wait_until(lambda: not client.nodes())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def hear(port: int) -> bytes:

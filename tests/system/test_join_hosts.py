@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at, worked
-from tests.system.server_home import home_at, kill_server, wait_until
+from tests.system.server_home import follow_to_end, home_at, kill_server, wait_until
 
 from remuda.cli.main import cli
 from remuda.client import Client, connect
@@ -86,6 +86,11 @@ def phase(client: Client, name: str) -> str:
     return client.job("default", name).phase
 
 
+def log_at_the_end(client: Client, name: str, attempt: int | None = None, seconds: float = 120) -> bytes:
+    follow_to_end(client, name, seconds)
+    return b"".join(client.logs("default", name, attempt=attempt))
+
+
 def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
     with connect() as client:
         line = client.invite().shell
@@ -96,7 +101,7 @@ def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
         made = client.submit(
             "{name: far, run: 'hostname; echo $CUDA_VISIBLE_DEVICES', resources: {accelerators: T4:1}}"
         )
-        said = b"".join(client.logs("default", made.name, follow=True)).decode()
+        said = log_at_the_end(client, made.name).decode()
         assert re.fullmatch(r"h1\n[01]\n", said)
         wait_until(lambda: phase(client, "far") == "done")
 
@@ -139,7 +144,7 @@ def test_a_cut_line_stops_no_work_and_a_machine_that_leaves_gives_it_back(ranch:
         wait_until(lambda: not worked(first), 90)
         wait_until(lambda: state_of(client, "first") == "left", 60)
         go.touch()
-        assert b"".join(client.logs("default", "long", attempt=2, follow=True)).endswith(b"h2\n")
+        assert log_at_the_end(client, "long", attempt=2).endswith(b"h2\n")
 
         client.dismiss("second")
         wait_until(lambda: [machine.name for machine in client.machines()] == ["first"])
@@ -163,8 +168,7 @@ def test_two_joined_machines_train_as_one(ranch: Ranch) -> None:
             f"env: {{PYTHONPATH: {sysconfig.get_path('purelib')}, OMP_NUM_THREADS: '1', GLOO_SOCKET_IFNAME: eth0}}\n"
             f"run: {run}\n"
         )
-        said = b"".join(client.logs("default", "learns", follow=True)).decode()
-        wait_until(lambda: phase(client, "learns") in ("done", "failed"))
+        said = log_at_the_end(client, "learns", seconds=200).decode()
         job = client.job("default", "learns")
         assert job.phase == "done", (job.reason, said)
         assert float(said.partition("of 2: ")[2].split()[0]) > 0.8, said
@@ -189,7 +193,7 @@ def test_a_host_that_dies_loses_its_job_to_another_and_a_new_server_finds_the_re
         first.kill()
         wait_until(lambda: client.job("default", "long").attempts[-1].number == 2, 60)
         go.touch()
-        assert b"".join(client.logs("default", "long", follow=True)).endswith(b"h2\n")
+        assert log_at_the_end(client, "long").endswith(b"h2\n")
         assert state_of(client, "first") == "silent"
 
 

@@ -5,6 +5,7 @@ import json
 import sys
 import sysconfig
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 from tests.contract.test_provider_kubernetes import PROOF
@@ -51,16 +52,17 @@ def test_ranks_of_a_gang_meet(user: User, cluster: Cluster) -> None:
 @pytest.mark.proves(PROOF, "notice")
 def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User, cluster: Cluster) -> None:
     user.submit(f"name: taken\nnodes: 2\nresources: {{gpu: H100:8}}\ncheckpoint: state\nrun: |{counting()}", "--yes")
-    wait_until(lambda: "step 2" in user.log("taken"))
+    wait_until(lambda: "step 2" in user.said("taken"))
     user.wait("taken", "running")
     high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000}
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(high))
     limits = {"limits": {"nvidia.com/gpu": "8"}}
     container = {"name": "c", "image": "localhost/box:1", "command": ["sleep", "3"], "resources": limits}
+    name = f"other-{token_hex(4)}"  # one of an earlier try may still be going
     other = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "other"},
+        "metadata": {"name": name},
         "spec": {"priorityClassName": "high", "restartPolicy": "Never", "containers": [container]},
     }
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(other))
@@ -73,7 +75,7 @@ def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User
         assert (job.phase, job.attempt) == ("done", 2)
         assert "begins at 2" in user.log("taken")
     finally:
-        cluster.kubectl("delete", "pod", "other", "--wait=false")
+        cluster.kubectl("delete", "pod", name, "--wait=false")
     check_gone(cluster)
 
 
@@ -215,7 +217,7 @@ def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
 def test_a_killed_node_is_a_failure_of_the_node(user: User, cluster: Cluster) -> None:
     configure(user, cluster, "lost_after_s = 5\n")
     user.submit(f"name: lost\n{SMALL}\ncheckpoint: state\nrun: |{counting()}")
-    wait_until(lambda: "step 2" in user.log("lost"))
+    wait_until(lambda: "step 2" in user.said("lost"))
     user.wait("lost", "running")
     (pod,) = cluster.pods()
     number = int(pod["spec"]["nodeName"].removeprefix("n"))

@@ -11,6 +11,7 @@ from collections import Counter
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 from tests.contract.test_provider_kubernetes import PROOF
@@ -96,19 +97,20 @@ def test_a_pod_that_nobody_watches_is_ended_by_kubernetes(user: User, cluster: C
 
 @pytest.mark.proves(PROOF, "volumes")
 def test_a_claim_is_made_and_outlives_its_job(user: User, cluster: Cluster, tmp_path: Path) -> None:
+    shelf, books = (f"{name}-{token_hex(4)}" for name in ("shelf", "books"))  # an earlier try's may still be going
     place = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": "shelf"},
+        "metadata": {"name": shelf},
         "spec": {
             "capacity": {"storage": "1Gi"},
             "accessModes": ["ReadWriteOnce"],
-            "storageClassName": "shelf",
+            "storageClassName": shelf,
             "hostPath": {"path": str(tmp_path / "shelf"), "type": "DirectoryOrCreate"},
         },
     }
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(place))
-    volume = "volumes: [{name: books, path: /books, size: 1GiB, type: shelf}]"
+    volume = f"volumes: [{{name: {books}, path: /books, size: 1GiB, type: {shelf}}}]"
     try:
         user.submit(f"{{name: writes, {SMALL}, {volume}, run: 'echo kept > /books/one'}}")
         assert user.ended("writes").phase == "done"
@@ -116,16 +118,17 @@ def test_a_claim_is_made_and_outlives_its_job(user: User, cluster: Cluster, tmp_
         assert user.ended("reads").phase == "done"
         assert user.log("reads") == "kept\n"
     finally:
-        cluster.kubectl("delete", "pvc/books", "pv/shelf", "--wait=false", check=False)
+        cluster.kubectl("delete", f"pvc/{books}", f"pv/{shelf}", "--wait=false", check=False)
     check_gone(cluster)
 
 
 def test_each_context_is_a_region_and_pods_carry_the_settings(user: User, cluster: Cluster) -> None:
+    annex = f"annex-{token_hex(4)}"  # an earlier try's may still be going
     config = json.loads(cluster.kubeconfig.read_text())
-    config["contexts"].append({"name": "annex", "context": {"cluster": "meadow", "user": "ann", "namespace": "annex"}})
+    config["contexts"].append({"name": "annex", "context": {"cluster": "meadow", "user": "ann", "namespace": annex}})
     both = user.root / "both.conf"
     both.write_text(json.dumps(config))
-    cluster.make_namespace("annex")
+    cluster.make_namespace(annex)
     high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "calm"}, "value": -10}
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(high))
     user.settings(
@@ -138,7 +141,7 @@ def test_each_context_is_a_region_and_pods_carry_the_settings(user: User, cluste
         user.submit("{name: there, resources: {cpu: 1, regions: [annex]}, run: sleep 600}")
         for name in ("here", "there"):
             user.wait(name, "running")
-        (here,), (there,) = cluster.pods(), cluster.pods("annex")
+        (here,), (there,) = cluster.pods(), cluster.pods(annex)
         for pod in (here, there):
             inside = pod["spec"]
             assert inside["imagePullSecrets"] == [{"name": "registry"}]
@@ -147,9 +150,9 @@ def test_each_context_is_a_region_and_pods_carry_the_settings(user: User, cluste
         for name in ("here", "there"):
             user.cli("stop", name)
             user.ended(name)
-        assert not cluster.pods("annex")
+        assert not cluster.pods(annex)
     finally:
-        cluster.drop_namespace("annex")
+        cluster.drop_namespace(annex)
         cluster.kubectl("delete", "priorityclass", "calm")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.system.server_home import home_at, wait_until
+from tests.system.server_home import follow_to_end, home_at, wait_until
 
 from remuda.agent.bundle import make_archive
 from remuda.api.outside.certificate import load_certificate
@@ -121,7 +121,8 @@ def test_a_node_boots_from_outside_with_one_tool_alone(client: Client, tmp_path:
     outside = outside_of(client, tmp_path / "home")
     done = boot(outside, gang_of(client, "far"), tmp_path / "node", path=str(tools))
     assert done.returncode == 0, done.stderr
-    assert b"".join(client.logs("default", made.name, follow=True)) == b"from far away\n"
+    follow_to_end(client, made.name)
+    assert b"".join(client.logs("default", made.name)) == b"from far away\n"
     wait_until(lambda: client.job("default", "far").phase == "done")
 
 

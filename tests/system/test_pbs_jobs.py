@@ -47,7 +47,7 @@ def test_ranks_of_a_gang_meet(user: User) -> None:
 def test_a_job_that_pbs_takes_away_goes_on(user: User) -> None:
     steps = counting(f"[ ! -e {user.root}/go ]")
     user.submit(f"name: taken\n{SMALL}\ncheckpoint: state\nrun: |{steps}")
-    wait_until(lambda: "step 2" in user.log("taken"))
+    wait_until(lambda: "step 2" in user.said("taken"))
     user.wait("taken", "running")
     (number,) = list_jobs(user, "R")
     pbs_stand_in.end_all(number)  # as the scheduler does for a job that goes first

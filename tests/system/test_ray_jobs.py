@@ -46,16 +46,14 @@ def check_gone(cluster: Cluster) -> None:
 
 def wait_for_log(user: User, name: str, text: str) -> None:
     user.wait(name, "running", LONG_S)
-    wait_until(lambda: text in user.cli("logs", name, code=None), lambda: user.cli("logs", name, code=None))
+    wait_until(lambda: text in user.said(name), lambda: user.said(name))
 
 
 @pytest.fixture
 def spare(cluster: Cluster) -> list[RayHost]:
     """Two nodes of one kind that no other test uses, of which one may be taken away."""
-    fresh = 2 - len(cluster.spare)
-    alive = sum(node["state"] == "ALIVE" for node in cluster.nodes())
-    cluster.spare += [cluster.add(gpus=1, kind="A10G") for _ in range(fresh)]
-    cluster.wait(alive + fresh)
+    cluster.spare += [cluster.add(gpus=1, kind="A10G") for _ in range(2 - len(cluster.spare))]
+    cluster.wait(cluster.spare)
     return cluster.spare
 
 

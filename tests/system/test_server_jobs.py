@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import home_at, home_with_jobs, kill_server, wait_until
+from tests.system.server_home import follow_to_end, home_at, home_with_jobs, kill_server, wait_until
 
 from remuda.client import ApiError, Client, connect
 from remuda.client.embedded import ensure_server, stop_server
@@ -24,8 +24,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def run_to_end(client: Client, name: str) -> str:
-    for _ in client.follow("default", name):
-        pass
+    follow_to_end(client, name)
     return client.job("default", name).phase
 
 

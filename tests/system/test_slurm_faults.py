@@ -103,7 +103,7 @@ def test_an_agent_that_was_killed_and_forgotten_is_a_node_failure(user: User, cl
 def test_what_a_killed_agent_had_to_say_is_delivered(user: User, cluster: Cluster) -> None:
     run = f"echo before; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo after; sleep 300"
     name = user.submit(f"{{name: words, retry: {{node: 0}}, {SMALL}, run: '{run}'}}")
-    wait_until(lambda: user.log(name) == "before\n")
+    wait_until(lambda: user.said(name) == "before\n")
     user.wait(name, "running")
     user.kill_server()
     (user.root / "go").touch()
@@ -125,7 +125,7 @@ def test_work_goes_on_while_slurmctld_is_away(user: User, cluster: Cluster) -> N
     try:
         waiting = user.submit(f"{{name: later, {SMALL}, run: echo later}}")
         (user.root / "go").touch()
-        wait_until(lambda: user.log(name) == "begins\nends\n")  # agents need no slurmctld
+        wait_until(lambda: user.said(name) == "begins\nends\n")  # agents need no slurmctld
         assert user.job(waiting).phase in ("queued", "starting")
     finally:
         cluster.start("slurmctld")

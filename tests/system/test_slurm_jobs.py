@@ -75,9 +75,9 @@ def test_twenty_short_jobs(user: User, cluster: Cluster) -> None:
 
 def test_a_drill_takes_the_node_and_the_job_resumes(user: User, cluster: Cluster) -> None:
     user.submit(_counting("drilled", user, SMALL))
-    wait_until(lambda: "step 2" in user.log("drilled"))
+    wait_until(lambda: "step 2" in user.said("drilled"))
     user.cli("drill", "preempt", "drilled", "--notice", "20s")
-    user.wait("drilled", lambda job: job.attempt == 2 and "begins at 2" in user.log("drilled"))
+    user.wait("drilled", lambda job: job.attempt == 2 and "begins at 2" in user.said("drilled"))
     (user.root / "go").touch()
     job = user.ended("drilled")
     assert (job.phase, job.attempt, job.attempts[0].outcome) == ("done", 2, "preempted")
@@ -87,7 +87,7 @@ def test_a_drill_takes_the_node_and_the_job_resumes(user: User, cluster: Cluster
 
 def test_preemption_by_slurm_is_a_preemption_and_the_job_resumes(user: User, cluster: Cluster) -> None:
     user.submit(_counting("taken", user, "nodes: 2\nresources: {gpu: H100:8, spot: only}"), "--yes")
-    wait_until(lambda: "step 2" in user.log("taken"))
+    wait_until(lambda: "step 2" in user.said("taken"))
     user.wait("taken", "running")
     wanted = ("--partition=main", "--nodes=2", "--gres=gpu:h100:8", "--cpus-per-task=64", "--output=/dev/null")
     other = cluster.run("sbatch", "--parsable", *wanted, "--wrap=sleep 4").strip()

@@ -3,12 +3,12 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.system.ports import free_port
 from tests.system.slurm import Cluster, cluster_at, why_not
 from tests.system.test_slurm_jobs import SMALL, check_gone
 from tests.system.trust import User, user_at, wait_until
@@ -36,9 +36,7 @@ class Login:
         folder.mkdir()
         for name in ("host", "id", "stranger"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         config = _CONFIG.format(port=port, folder=folder, conf=cluster.conf, path=cluster.environ["PATH"])
         (folder / "sshd_config").write_text(config)
         known = f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}"
@@ -102,7 +100,7 @@ def test_a_job_runs_over_ssh_and_outlives_a_broken_line(user: User, cluster: Clu
     run = f"cat data.txt; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo ends"
     name = "far"
     user.cli("run", "-d", user.task(f"name: {name}\nworkdir: .\n{SMALL}\nrun: '{run}'"))
-    wait_until(lambda: user.log(name) == "from the folder\n")
+    wait_until(lambda: user.said(name) == "from the folder\n")
     before = login.sessions()
     assert len(before) == 1
     os.kill(before[0], signal.SIGKILL)

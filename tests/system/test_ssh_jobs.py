@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.hosts import Lab, lab_at, worked
+from tests.system.packages import install_packages
 from tests.system.trust import User, user_at, wait_until
 
 pytestmark = pytest.mark.system
@@ -69,7 +69,7 @@ def host_of(user: User, name: str) -> str:
 
 def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
     name = user.submit(STEPS.format(name="drilled", steps=60, pause_s=0.1))
-    wait_until(lambda: "step 3" in user.log(name), lambda: str(user.story(name)))
+    wait_until(lambda: "step 3" in user.said(name), lambda: str(user.story(name)))
     user.cli("drill", "preempt", name, "--notice", "10s")
     job = user.ended(name)
     assert job.phase == "done", user.story(name)
@@ -113,11 +113,9 @@ run: |
 
 @pytest.mark.timeout(600)
 def test_mpirun_starts_its_processes_on_all_hosts_without_ssh_between_them(user: User) -> None:
-    if shutil.which("mpirun") is None and shutil.which("apt-get"):
-        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "openmpi-bin"]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=200, check=False)
+    why = "" if shutil.which("mpirun") else install_packages(["openmpi-bin"], 200)
     if shutil.which("mpirun") is None:
-        pytest.skip("needs mpirun: apt-get install openmpi-bin")
+        pytest.skip(f"needs mpirun: {why}")
     name = user.submit(
         """
 name: mpi
@@ -171,7 +169,7 @@ def test_stop_ends_the_work_on_the_host(user: User, lab: Lab) -> None:
 
 def test_work_goes_on_while_the_server_is_dead(user: User) -> None:
     name = user.submit(STEPS.format(name="alone", steps=60, pause_s=0.1))
-    wait_until(lambda: "step 2" in user.log(name))
+    wait_until(lambda: "step 2" in user.said(name))
     user.kill_server()
     time.sleep(3)
     job = user.ended(name)
@@ -184,7 +182,7 @@ def test_work_goes_on_while_the_server_is_dead(user: User) -> None:
 def test_a_cut_line_loses_nothing(user: User, lab: Lab) -> None:
     use(user, lab, lost_after_s=120)  # a host that is cut off for longer than this is taken for dead
     name = user.submit(STEPS.format(name="cut", steps=100, pause_s=0.1))
-    wait_until(lambda: "step 2" in user.log(name))
+    wait_until(lambda: "step 2" in user.said(name))
     host = next(each for each in lab.hosts if each.name == host_of(user, name))
     host.cut()
     time.sleep(20)
@@ -200,7 +198,7 @@ def test_a_cut_line_loses_nothing(user: User, lab: Lab) -> None:
 
 def test_a_dead_host_costs_one_attempt(user: User, lab: Lab) -> None:
     name = user.submit(STEPS.format(name="orphan", steps=40, pause_s=0.1))
-    wait_until(lambda: "step 3" in user.log(name))
+    wait_until(lambda: "step 3" in user.said(name))
     host = next(each for each in lab.hosts if each.name == host_of(user, name))
     host.kill()
     try:
@@ -231,7 +229,7 @@ def test_a_job_on_a_host_without_python(user: User, lab: Lab) -> None:
 
 def test_a_host_that_was_started_anew_is_no_mystery(user: User, lab: Lab) -> None:
     name = user.submit(STEPS.format(name="reboot", steps=40, pause_s=0.1))
-    wait_until(lambda: "step 3" in user.log(name))
+    wait_until(lambda: "step 3" in user.said(name))
     host = next(each for each in lab.hosts if each.name == host_of(user, name))
     host.kill()
     host.start()

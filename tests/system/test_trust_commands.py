@@ -114,7 +114,7 @@ def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
 """.replace("ROOT", str(user.root))
     command = user.start("run", "--yes", user.task(f"name: drilled\ncheckpoint: {{path: ckpt}}\nrun: |\n{run}"))
     user.wait("drilled", "running")
-    wait_until(lambda: "from 0" in user.log("drilled"))
+    wait_until(lambda: "from 0" in user.said("drilled"))
     time.sleep(0.3)
     told = user.cli("drill", "preempt", "drilled", "--notice", "20s")
     assert "20s" in told

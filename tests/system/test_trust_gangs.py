@@ -91,7 +91,7 @@ def test_a_killed_rank_takes_the_gang_along_and_all_begin_again(user: User) -> N
 def test_stop_ends_what_ignores_it_when_the_grace_is_over(user: User) -> None:
     run = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"
     name = user.submit(f'name: deaf\nnodes: 2\ngrace: 1s\n{SMALL}\nrun: "{run}"')
-    wait_until(lambda: "deaf" in user.log(name, "--rank", "1") and "deaf" in user.log(name))
+    wait_until(lambda: "deaf" in user.said(name, 1) and "deaf" in user.said(name))
     told = user.cli("stop", name)
     assert "stopped" in told
     job = user.ended(name)

@@ -104,7 +104,7 @@ def test_a_server_killed_at_an_instant(user: User, instant: str) -> None:
     """The command that follows goes on with the next server and has the whole log and the exit code."""
     user.cli("server", "start")
     command = user.start("run", "--yes", user.task(steps(user, "job", 0.02)))
-    wait_until(lambda: INSTANTS[instant](user) or command.poll() is not None)
+    wait_until(lambda: INSTANTS[instant](user) or command.poll() is not None, pause_s=0.01)
     user.kill_server()
     out, err = command.communicate(timeout=120)
     assert command.returncode == 7, err
@@ -153,7 +153,7 @@ def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
 
 def test_a_killed_agent_leaves_nothing_and_the_next_attempt_resumes(user: User) -> None:
     name = user.submit(steps(user, "job", 0.1), "--yes")
-    wait_until(lambda: "step 3" in user.log(name))
+    wait_until(lambda: "step 3" in user.said(name))
     for pid in user.agents():  # the guardian too: nobody is left who could tidy up
         kill(pid)
     job = user.ended(name)
@@ -188,7 +188,7 @@ def test_a_wish_that_was_answered_outlives_the_server(user: User, wish: str) -> 
     if wish == "retry":
         user.ended(name)
     else:
-        wait_until(lambda: "step 2" in user.log(name))
+        wait_until(lambda: "step 2" in user.said(name))
     user.cli(*{"stop": ("stop", "--no-wait"), "drill": ("drill", "preempt", "--notice", "0s")}.get(wish, (wish,)), name)
     user.kill_server()
     user.cli("ps")
@@ -236,7 +236,7 @@ def _round(user: User, dice: random.Random, name: str) -> None:
             case _:
                 user.kill_server()
     if "cli" in victims:
-        pipes.join()
+        pipes.join(60)
         if not user.has(name):
             return  # it was killed before it had asked for anything
     told = f"{name}: {plan}"

@@ -59,7 +59,7 @@ def receiver() -> Iterator[Receiver]:
 
 def test_duration_counts_over_attempts(user: User) -> None:
     name = user.submit("{name: long, limits: {duration: 3s}, grace: 1s, run: 'echo began; sleep 300'}")
-    wait_until(lambda: "began" in user.log(name))
+    wait_until(lambda: "began" in user.said(name))
     user.cli("drill", "preempt", name, "--notice", "1s")
     job = user.ended(name)
     assert (job.phase, job.attempt) == ("failed", 2)

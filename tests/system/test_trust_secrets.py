@@ -52,7 +52,7 @@ def test_nobody_but_the_task_sees_it(user: User) -> None:
         told = user.cli("secret", "set", "TOKEN", stdin=VALUE + "\n")
         told += user.cli("secret", "list")
         name = user.submit(TASK.replace("ROOT", str(user.root)).replace("SHA256", sha256(VALUE.encode()).hexdigest()))
-        wait_until(lambda: "joined" in user.log(name))
+        wait_until(lambda: "joined" in user.said(name))
         _check_while_it_runs(user)
         told += user.cli("exec", name, "--", "sh", "-c", "echo from beside: $TOKEN")
         told += user.cli("status", name) + user.cli("status", name, "-o", "json") + user.cli("nodes", "-o", "json")

@@ -35,7 +35,7 @@ def working(user: User) -> str:
     """A job that began and waits; it counts its starts and tells both ends of its work."""
     run = f"echo $REMUDA_ATTEMPT >> {user.root}/starts; echo begin; {gate(user)}; echo end"
     name = user.submit(f"{{name: on, run: '{run}'}}")
-    wait_until(lambda: user.log(name) == "begin\n")
+    wait_until(lambda: user.said(name) == "begin\n")
     return name
 
 
@@ -92,7 +92,7 @@ def test_a_newer_command_replaces_the_server_under_a_job(user: User) -> None:
 
 def test_who_follows_does_not_notice_a_restart(user: User) -> None:
     command = user.start("run", user.task(f"{{name: on, run: 'echo begin; {gate(user)}; echo end; exit 4'}}"))
-    wait_until(lambda: user.has("on") and user.log("on") == "begin\n")
+    wait_until(lambda: user.has("on") and user.said("on") == "begin\n")
     user.forget()
     for _ in range(2):
         user.cli("server", "restart")
@@ -190,7 +190,7 @@ def test_a_disk_that_fills_up_under_a_job_loses_nothing_that_was_taken(tmp_path:
             f" seq 1 2000; touch {outside}/written; while [ ! -e {outside}/go ]; do sleep 0.05; done; echo end; exit 3"
         )
         name = user.submit(f"{{name: on, run: '{run}'}}")
-        wait_until(lambda: user.log(name) == "begin\n")
+        wait_until(lambda: user.said(name) == "begin\n")
         stuffing = [disk / "much", disk / "rest"]
         _fill(stuffing[0], 65536)
         _fill(stuffing[1], 1)

@@ -140,7 +140,7 @@ class User:
             )
             assert time.monotonic() < deadline, told
             assert not (isinstance(good, str) and job.phase in ENDED), told
-            time.sleep(0.03)
+            time.sleep(0.05)
 
     def ended(self, name: str) -> JobDetail:
         """Wait until the job has ended and all of its gangs are gone."""
@@ -148,6 +148,12 @@ class User:
 
     def log(self, name: str, *arguments: str) -> str:
         return self.cli("logs", name, *arguments)
+
+    def said(self, name: str, rank: int = 0) -> str:
+        """What one rank of the job has said so far: looked at without a command, which would take the machine's time
+        from the job that is waited for."""
+        with environment(self.environ):  # which a server started again inherits
+            return b"".join(self.api.logs("default", name, rank=rank)).decode(errors="replace")
 
     def story(self, name: str) -> list[tuple[str, str]]:
         """(kind, text) of each event."""
@@ -206,7 +212,7 @@ class User:
         self.forget()
         for command in self._commands:
             command.kill()
-            command.communicate()
+            command.communicate(timeout=PATIENCE_S)
         for _ in range(200):
             self.kill_server()
             pids = [pid for pid, _, _ in self._processes()]
@@ -286,12 +292,18 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def wait_until(true: Callable[[], object], why: Callable[[], str] = str, seconds: float = PATIENCE_S) -> None:
-    """Wait until a function returns something true."""
+def wait_until(
+    true: Callable[[], object],
+    why: Callable[[], str] = str,
+    seconds: float = PATIENCE_S,
+    *,
+    pause_s: float = 0.05,
+) -> None:
+    """Wait until a function returns something true; it is asked again after each pause."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"it did not happen in time: {why()}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Makes a genuine Kubernetes 1.20.2 from Debian's source package: build.sh FOLDER leaves FOLDER/bin.
+# Makes a genuine Kubernetes 1.20.2 from Debian's source package: build.sh FOLDER LOCK leaves FOLDER/bin.
+# The file LOCK is locked while apt-get changes what is installed.
 #
 # Debian ships kubectl alone, but its source package is whole, with every dependency; so nothing but the Debian mirror
 # is needed. Three things stand in the way: module mode wants go.mod changed, so it is built in GOPATH mode; one file
@@ -7,6 +8,7 @@
 set -euo pipefail
 umask 022
 folder=$(realpath -m "$1")
+lock=$(realpath -m "$2")
 work=$folder/build
 export DEBIAN_FRONTEND=noninteractive
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
@@ -27,8 +29,9 @@ main() {
 }
 
 fetch() {
-  apt-get -q -o DPkg::Lock::Timeout=300 update
-  apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends golang-go dpkg-dev \
+  mkdir -p "$(dirname "$lock")"
+  flock -w 300 "$lock" apt-get -q update
+  flock -w 300 "$lock" apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends golang-go dpkg-dev \
     golang-github-modern-go-reflect2-dev
   # The package lists of the source are kept apart from the machine's own.
   local lists=$work/lists mirror

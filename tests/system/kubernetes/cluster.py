@@ -30,6 +30,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.system.packages import APT_LOCK, install_packages
+
 CACHE = Path("~/.cache/remuda/kubernetes-1.20.2").expanduser()
 HERE = Path(__file__).parent
 PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "conntrack",
@@ -275,19 +277,13 @@ def make_ready(give_up: float) -> str:
     """Install, build and pack what is missing; why that cannot be done. Ends by `give_up`, a time of the clock."""
     tools = ("etcd", "containerd", "runc", "ctr", "conntrack", "ip", "busybox", "curl", "openssl")
     try:
-        if not all(shutil.which(tool, path=path_of()) for tool in tools) or not os.path.exists("/usr/lib/cni/ptp"):
-            if not shutil.which("apt-get"):
-                return "containerd and etcd are not installed, and there is no apt-get to install them"
-            environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]
-            step(give_up, *apt, "update", env=environ)
-            step(give_up, *apt, "install", "-y", "--no-install-recommends", *PACKAGES, env=environ)
-        if not shutil.which("kubectl"):
-            environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            install = ("apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends")
-            step(give_up, *install, "kubernetes-client", env=environ)
+        has = all(shutil.which(tool, path=path_of()) for tool in tools) and os.path.exists("/usr/lib/cni/ptp")
+        if not has and (why := install_packages(PACKAGES)):
+            return why
+        if not shutil.which("kubectl") and (why := install_packages(["kubernetes-client"])):
+            return why
         if not (CACHE / "bin/kubelet").exists():
-            step(give_up, "nice", "bash", str(HERE / "build.sh"), str(CACHE))
+            step(give_up, "bash", str(HERE / "build.sh"), str(CACHE), str(APT_LOCK))
         if not (CACHE / "python/grpc").exists():
             step(give_up, sys.executable, "-m", "pip", "install", "-q", "--target", str(CACHE / "python"), "grpcio")
         make_images()
@@ -297,11 +293,9 @@ def make_ready(give_up: float) -> str:
     return ""
 
 
-def step(give_up: float, *command: str, env: "dict[str, str] | None" = None) -> None:
+def step(give_up: float, *command: str) -> None:
     """Run a command to its end; what it started ends with it when the time is up or this process is interrupted."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     try:
         _, said = process.communicate(timeout=max(1.0, give_up - time.monotonic()))
     except BaseException:

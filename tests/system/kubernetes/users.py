@@ -18,7 +18,7 @@ def user_on(cluster: Cluster, folder: Path) -> Iterator[User]:
         configure(user, cluster)
         yield user
     cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--force", "--grace-period=0", "--wait=false")
-    wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}")
+    wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}", pause_s=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -39,5 +39,11 @@ def configure(user: User, cluster: Cluster, more: str = "") -> None:
 
 def check_gone(cluster: Cluster) -> None:
     """No pod and no token is left; the records say that their gangs have ended."""
-    wait_until(lambda: not cluster.pods(), lambda: "a pod is left")
-    wait_until(lambda: "rm-" not in cluster.kubectl("get", "secrets", "-o", "name"), lambda: "a token is left")
+    wait_until(lambda: not cluster.pods(), lambda: "a pod is left", pause_s=0.2)
+    wait_until(lambda: not _list_secrets(cluster), lambda: "a token is left", pause_s=0.2)
+
+
+def _list_secrets(cluster: Cluster) -> list[str]:
+    """The names of those of gangs."""
+    names = [each["metadata"]["name"] for each in cluster.api("/api/v1/namespaces/default/secrets")["items"]]
+    return [name for name in names if "rm-" in name]

@@ -1,0 +1,90 @@
+"""Which process gets which tests: what uses the same servers together, and what takes longest first.
+
+`tests/seconds.json` says how long each group of tests took when it was last measured; it is written anew by
+`REMUDA_TEST_SECONDS=tests/seconds.json make test`, and need not be exact. A run's summary says how even it was.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
+# Files of real servers with one of these in their names use some that are brought up once, and stay in one process.
+SHARED_SERVERS = {
+    "ray": ("_ray",),
+    "storages": ("_data_", "_bucket"),
+    "images": ("_image", "_container"),  # one engine, and images of one name in it
+    "kubernetes": ("_kubernetes",),
+}
+SECONDS = Path(__file__).with_name("seconds.json")
+LEAST_S = 2.0  # what takes less is not noted, and what is not noted is taken to last as long
+
+
+def group_of(nodeid: str) -> str:
+    """The group of a test: its file, or the servers that its file shares with others."""
+    file = nodeid.split("::", 1)[0]
+    name = file.rsplit("/", 1)[-1]
+    if file.startswith(REAL_SERVERS):
+        for group, marks in SHARED_SERVERS.items():
+            if any(mark in name for mark in marks):
+                return group
+    return file
+
+
+def put_in_order(items: list[pytest.Item]) -> None:
+    """What is to be handed out first goes first.
+
+    First what needs no server, while those are made ready that have to be built. Then groups that share servers, since
+    they are long, in the order above. Files with servers of their own are last, the longest first: a process that is
+    done early takes the next short one, and a run whose time is used up skips what it can.
+    """
+    seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+
+    def place(item: pytest.Item) -> tuple[int, float, str]:
+        group = group_of(item.nodeid)
+        if group in SHARED_SERVERS:
+            return 1, list(SHARED_SERVERS).index(group), group
+        return 2 if group.startswith(REAL_SERVERS) else 0, -seconds.get(group, LEAST_S), group
+
+    items.sort(key=place)
+
+
+class InOrder(LoadScopeScheduling):
+    """Hands out whole groups in the order in which they were put."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False  # by the number of tests, which says nothing of their length
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+class Watch:
+    """Adds up how long each process and each group took, tells it at the end, and writes it where that is asked for."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._processes: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._processes[getattr(report, "worker_id", "")] += report.duration  # type: ignore[assignment]  # no int
+        self._groups[group_of(report.nodeid)] += report.duration  # type: ignore[assignment]  # as above
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if len(self._processes) > 1:
+            told = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in sorted(self._processes.items()))
+            longest = ", ".join(f"{group} {seconds:,.0f} s" for group, seconds in self._groups.most_common(8))
+            terminalreporter.write_line(f"tests of each process: {told}; longest: {longest}")
+
+    def pytest_sessionfinish(self) -> None:
+        if self._file is not None:
+            known = json.loads(self._file.read_text()) if self._file.exists() else {}
+            known |= {group: round(seconds, 1) for group, seconds in self._groups.items()}
+            kept = {group: known[group] for group in sorted(known) if known[group] > LEAST_S}
+            self._file.write_text(json.dumps(kept, indent=0) + "\n")

@@ -1,0 +1,63 @@
+"""Tests are handed out so that servers are brought up once, and no process is left with a long file at the end."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests import spread
+from tests.spread import Watch, group_of, put_in_order
+
+
+def items(*nodeids: str) -> list[Any]:
+    return [SimpleNamespace(nodeid=nodeid) for nodeid in nodeids]
+
+
+@pytest.mark.parametrize(
+    ("file", "group"),
+    [
+        ("tests/system/test_kubernetes_jobs.py", "kubernetes"),
+        ("tests/contract/test_provider_kubernetes.py", "kubernetes"),
+        ("tests/unit/test_kubernetes_reading.py", "tests/unit/test_kubernetes_reading.py"),
+        ("tests/system/test_checkpoints_bucket.py", "storages"),
+        ("tests/system/test_data_jobs.py", "storages"),
+        ("tests/system/test_slurm_jobs.py", "tests/system/test_slurm_jobs.py"),
+    ],
+)
+def test_files_that_share_servers_are_one_group(file: str, group: str) -> None:
+    assert group_of(f"{file}::test_one[a::b]") == group
+
+
+def test_what_needs_no_server_is_first_and_each_file_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(spread, "SECONDS", tmp_path / "seconds.json")
+    times = {"tests/system/test_b.py": 30, "tests/system/test_c.py": 90, "tests/unit/test_y.py": 20, "ray": 5}
+    spread.SECONDS.write_text(json.dumps(times))
+    found = items(
+        *(f"tests/contract/test_provider_ray.py::{n}" for n in "ab"),
+        *(f"tests/system/test_{file}.py::{n}" for file in ("b", "c", "new", "ray_jobs") for n in "ba"),
+        *(f"tests/unit/test_{file}.py::{n}" for file in ("x", "y") for n in "ba"),
+    )
+    put_in_order(found)
+    assert [item.nodeid.removeprefix("tests/") for item in found] == [
+        *(f"unit/test_{file}.py::{n}" for file in ("y", "x") for n in "ba"),
+        *(f"contract/test_provider_ray.py::{n}" for n in "ab"),
+        *(f"system/test_{file}.py::{n}" for file in ("ray_jobs", "c", "b", "new") for n in "ba"),
+    ]
+
+
+def test_what_was_measured_is_written_beside_what_was_known(tmp_path: Path) -> None:
+    file = tmp_path / "seconds.json"
+    file.write_text(json.dumps({"old": 9.0, "tests/unit/test_x.py": 50.0}))
+    watch = Watch(file)
+    for when, seconds in (("setup", 1.0), ("call", 3.25), ("teardown", 0.5)):
+        watch.pytest_runtest_logreport(
+            pytest.TestReport(
+                nodeid="tests/unit/test_x.py::a", location=("", 0, ""), keywords={}, outcome="passed", longrepr=None,
+                when=when, duration=seconds,  # type: ignore[arg-type]  # one of three words
+            )
+        )  # fmt: skip
+    watch.pytest_sessionfinish()
+    assert json.loads(file.read_text()) == {"old": 9.0, "tests/unit/test_x.py": 4.8}
