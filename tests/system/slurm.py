@@ -95,9 +95,12 @@ AccountingStoreFlags=job_comment"""
 
 
 def why_no_accounting() -> str | None:
-    """Why no cluster with accounting can be made here."""
-    missing = [tool for tool in ("slurmdbd", "mariadbd", "mariadb-install-db") if not shutil.which(tool, path=_path())]
-    return f"not installed: {', '.join(missing)} (Debian's slurmdbd and mariadb-server)" if missing else why_not()
+    """Why no cluster with accounting can be made here; as below."""
+    if reason := why_not():
+        return reason
+    if not all(shutil.which(tool, path=_path()) for tool in ("slurmdbd", "mariadbd", "mariadb-install-db")):
+        return install_packages(["slurmdbd", "mariadb-server"]) or None
+    return None
 
 
 def why_not() -> str | None:
