@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the tests; called by `make test`. Arguments go to pytest; without any, all tests run, in several processes.
-#   REMUDA_TEST_PROCESSES=3     more than there are cores here: tests of real servers wait for most of their time
+#   REMUDA_TEST_PROCESSES=4     more than there are cores here: tests of real servers wait for most of their time
 #   REMUDA_TEST_BUDGET_S=2700   tests of real servers that have not begun by then are skipped, each saying so
 #   REMUDA_TEST_SECONDS=FILE    write there how long each group took; tests/seconds.json is what they are ordered by
 set -euo pipefail
@@ -14,4 +14,4 @@ ready=$!
 trap 'kill "$ready" 2>/dev/null || true; cat "$work/ready"; rm -rf "$work"' EXIT
 # The limit is for a run that hangs; it ends the run as a failure.
 timeout --foreground --signal=INT --kill-after=60 "$((REMUDA_TEST_BUDGET_S + 900))" \
-    .venv/bin/python -m pytest -n "${REMUDA_TEST_PROCESSES:-3}" --basetemp "$work/t"
+    .venv/bin/python -m pytest -n "${REMUDA_TEST_PROCESSES:-4}" --basetemp "$work/t"

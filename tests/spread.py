@@ -13,7 +13,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
-# Files of real servers with one of these in their names use some that are brought up once, and stay in one process.
+# Files of real servers with one of these in their names use some that are brought up once, and stay in one process;
+# the longest is first.
 SHARED_SERVERS = {
     "ray": ("_ray",),
     "storages": ("_data_", "_bucket"),
@@ -21,7 +22,8 @@ SHARED_SERVERS = {
     "kubernetes": ("_kubernetes",),
 }
 SECONDS = Path(__file__).with_name("seconds.json")
-LEAST_S = 2.0  # what takes less is not noted, and what is not noted is taken to last as long
+LEAST_S = 2.0  # what takes less is not noted
+SERVED_S, PURE_S = 5.0, 0.1  # what a test is taken for, with a real server and without, in a group that is not noted
 
 
 def group_of(nodeid: str) -> str:
@@ -38,17 +40,21 @@ def group_of(nodeid: str) -> str:
 def put_in_order(items: list[pytest.Item]) -> None:
     """What is to be handed out first goes first.
 
-    First what needs no server, while those are made ready that have to be built. Then groups that share servers, since
-    they are long, in the order above. Files with servers of their own are last, the longest first: a process that is
-    done early takes the next short one, and a run whose time is used up skips what it can.
+    First the longest group, beside what needs no server, while servers are made ready that have to be built. Then
+    other groups that share servers, since they are long, in the order above. Files with servers of their own are last,
+    the longest first: a process that is done early takes the next short one, and a run whose time is used up skips
+    what it can.
     """
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    for group, count in Counter(group_of(item.nodeid) for item in items).items():
+        seconds.setdefault(group, count * (SERVED_S if group.startswith(REAL_SERVERS) else PURE_S))
 
     def place(item: pytest.Item) -> tuple[int, float, str]:
         group = group_of(item.nodeid)
         if group in SHARED_SERVERS:
-            return 1, list(SHARED_SERVERS).index(group), group
-        return 2 if group.startswith(REAL_SERVERS) else 0, -seconds.get(group, LEAST_S), group
+            number = list(SHARED_SERVERS).index(group)
+            return 2 if number else 0, number, group
+        return 3 if group.startswith(REAL_SERVERS) else 1, -seconds[group], group
 
     items.sort(key=place)
 

@@ -86,12 +86,13 @@ def test_budget_is_kept_and_told(user: User, receiver: Receiver) -> None:
 
 def test_deadline_ends_what_runs_and_what_waits(user: User) -> None:
     user.settings("[providers.local]\ncpus = 1\n")
+    user.cli("server", "start")  # no command takes its time between the two
     at = datetime.now(UTC) + timedelta(seconds=12)  # long after the other's
-    running = user.submit(
+    running = user.api.submit(
         f"{{name: late, limits: {{deadline: '{at:%Y-%m-%dT%H:%M:%SZ}'}}, grace: 1s, "
         "resources: {cpu: 1}, run: 'sleep 300'}"
-    )
-    waiting = user.submit("{name: never, limits: {deadline: 3s}, resources: {cpu: 1}, run: 'true'}")
+    ).name
+    waiting = user.api.submit("{name: never, limits: {deadline: 3s}, resources: {cpu: 1}, run: 'true'}").name
     late, never = user.ended(running), user.ended(waiting)
     assert (late.phase, late.attempts[0].outcome) == ("failed", "limit")
     assert (never.phase, never.attempts) == ("failed", [])

@@ -29,22 +29,23 @@ def test_files_that_share_servers_are_one_group(file: str, group: str) -> None:
     assert group_of(f"{file}::test_one[a::b]") == group
 
 
-def test_what_needs_no_server_is_first_and_each_file_stays_whole(
+def test_long_groups_are_handed_out_before_short_ones_and_each_file_stays_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(spread, "SECONDS", tmp_path / "seconds.json")
-    times = {"tests/system/test_b.py": 30, "tests/system/test_c.py": 90, "tests/unit/test_y.py": 20, "ray": 5}
+    times = {"tests/system/test_b.py": 30, "tests/system/test_c.py": 90, "tests/unit/test_y.py": 20}  # others are new
     spread.SECONDS.write_text(json.dumps(times))
     found = items(
         *(f"tests/contract/test_provider_ray.py::{n}" for n in "ab"),
-        *(f"tests/system/test_{file}.py::{n}" for file in ("b", "c", "new", "ray_jobs") for n in "ba"),
+        *(f"tests/system/test_{file}.py::{n}" for file in ("b", "c", "data_jobs", "new", "ray_jobs") for n in "ba"),
         *(f"tests/unit/test_{file}.py::{n}" for file in ("x", "y") for n in "ba"),
     )
     put_in_order(found)
     assert [item.nodeid.removeprefix("tests/") for item in found] == [
-        *(f"unit/test_{file}.py::{n}" for file in ("y", "x") for n in "ba"),
         *(f"contract/test_provider_ray.py::{n}" for n in "ab"),
-        *(f"system/test_{file}.py::{n}" for file in ("ray_jobs", "c", "b", "new") for n in "ba"),
+        *(f"system/test_ray_jobs.py::{n}" for n in "ba"),
+        *(f"unit/test_{file}.py::{n}" for file in ("y", "x") for n in "ba"),
+        *(f"system/test_{file}.py::{n}" for file in ("data_jobs", "c", "b", "new") for n in "ba"),
     ]
 
 
