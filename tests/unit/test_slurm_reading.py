@@ -201,11 +201,14 @@ def test_an_account_that_nobody_can_check_is_said_to_be_unchecked() -> None:
     assert told["account"] == "vision: could not be checked: the cluster's accounting says nothing of ann"
     untold = dict(explain_accounts("vision", "ann", KEPT, ("sbatch",), ()))
     assert untold["account"] == "vision: could not be checked: there is no sacctmgr on the login node"
+    others = say_account("vision", KEPT, [("QOS few", "group gres/gpu=4")])  # which says nothing of ann
+    assert others["account"] == told["account"]
+    assert others["QOS few"] == "group gres/gpu=4"
 
 
 def test_an_account_that_slurm_would_refuse_is_told_before_a_job_finds_it() -> None:
     with pytest.raises(Refused, match=r"is vison, which is no account of ann, .* name one of vision, Speech"):
-        say_account("vison")
+        say_account("vison", limits=[*MINE, *MINE])  # one row for each partition
     assert say_account("speech")["account"] == "speech"
     assert say_account("")["limits"] == "known to the cluster's accounting"
     lax = {**KEPT, "AccountingStorageEnforce": "none"}  # any name is taken

@@ -34,3 +34,26 @@ def test_a_receiver_that_speaks_no_http_is_a_problem_to_tell_and_no_error(said: 
         found = asyncio.run(post_json(f"http://127.0.0.1:{server.getsockname()[1]}/hook", b"{}"))
         thread.join(10)
     assert found.strip() == told
+
+
+@pytest.mark.parametrize("url", ["http://ann:s3cret@host.test/hook", "http://127.0.0.1:9/hook\x7fs3cret"])
+def test_an_address_that_cannot_be_called_is_a_problem_that_repeats_nothing_of_it(url: str) -> None:
+    assert asyncio.run(post_json(url, b"{}")) == "no address that can be called"
+
+
+def test_what_a_receiver_says_is_quoted_in_part() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.settimeout(10)
+                while b"{}" not in line.recv(65536):
+                    pass
+                line.sendall(b"x" * 5000 + b"\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = asyncio.run(post_json(f"http://127.0.0.1:{server.getsockname()[1]}/hook", b"{}"))
+        thread.join(10)
+    assert found == "x" * 200

@@ -24,6 +24,7 @@ _PREFIX = "webhook:"
 _TRIES = 10
 _FIRST_PAUSE = timedelta(seconds=5)  # doubles: 5 s, 10 s, ... 21 min; 43 min in all
 _TIMEOUT_S = 10
+_MOST_SAID = 200  # characters of a problem: a receiver that speaks no HTTP is quoted
 _LATELY = timedelta(hours=2)
 
 Post = Callable[[str, bytes], Awaitable[str]]  # url, JSON -> "" or what went wrong
@@ -126,8 +127,10 @@ def _post(url: str, body: bytes) -> str:
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
             return ""
+    except http.client.InvalidURL:
+        return "no address that can be called"  # the error repeats the part that is wrong, which may be a secret
     except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
-        return str(getattr(error, "reason", error)) or type(error).__name__
+        return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
 
 
 def _payload(job: Job, what: str) -> bytes:

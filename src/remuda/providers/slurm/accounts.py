@@ -13,25 +13,25 @@ def explain_accounts(account: str, user: str, config: Mapping[str, str], tools: 
 
     Raises Refused where Slurm would refuse every job for its account.
     """
+    names = list(dict.fromkeys(what.removeprefix("account ") for what, _ in limits if what.startswith("account ")))
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
         why = "the cluster keeps no accounting (slurmdbd)"
     elif "sacctmgr" not in tools:
         why = "there is no sacctmgr on the login node"
-    elif not limits:
+    elif not names:  # qualities of service are everybody's
         why = f"the cluster's accounting says nothing of {user}"
     else:
         told = [("account", account)] if account else []
-        _refuse(account, user, config, limits)
+        _refuse(account, user, config, names)
         return [*told, ("limits", "known to the cluster's accounting"), *limits]
     told = [("account", f"{account}: could not be checked: {why}")] if account else []
-    return [*told, ("limits", why)]
+    return [*told, ("limits", why), *limits]
 
 
-def _refuse(account: str, user: str, config: Mapping[str, str], limits: Facts) -> None:
+def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
     """Where associations are not enforced, Slurm takes any account."""
     enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
-    names = [what.removeprefix("account ") for what, _ in limits if what.startswith("account ")]
-    if account and names and account.lower() not in {name.lower() for name in names} and enforced & _ENFORCING:
+    if account and account.lower() not in {name.lower() for name in names} and enforced & _ENFORCING:
         raise Refused(
             f"the setting `account` of [providers.slurm] is {account}, which is no account of {user}, and Slurm would "
             f"refuse every job: name one of {', '.join(names)}, or leave it out for the default"
