@@ -1,6 +1,7 @@
 """Claims by agents that are older than the server, and what is left of a claim when its attempt is over."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 from tests.sim.test_control_desks import HOST, House, in_house, no_secrets
@@ -10,6 +11,7 @@ from remuda.domain.jobs import Attempt, AttemptPhase, Job, Outcome
 from remuda.domain.messages import CheckpointWork, Go, MessageKind, Refused, Wait
 from remuda.domain.protocol import OLDEST, PROTOCOL
 from remuda.domain.tasks import Checkpoint, Transfer
+from remuda.providers.fake.script import DEFAULT
 
 FAR = (Transfer(source="s3://bucket/data", target="data"),)
 
@@ -110,3 +112,17 @@ def test_what_starts_from_a_checkpoint_asks_for_the_newest_at_every_start() -> N
             assert len(brought) == times
 
     in_house(story)
+
+
+def test_a_job_that_comes_a_moment_later_is_not_given_the_same_node() -> None:
+    """What places told of free nodes is a few seconds old, and knows nothing of the first."""
+
+    async def story(house: House) -> None:
+        first = await house.submit()
+        await house.wait(0.5)
+        second = await house.submit(name="next")
+        await house.wait(2)
+        assert len(await house.store.attempts(first.id)) == 1
+        assert await house.store.attempts(second.id) == []
+
+    in_house(story, offers=(replace(DEFAULT.offers[0], capacity=1),))

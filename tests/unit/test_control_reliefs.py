@@ -393,3 +393,8 @@ def test_a_gang_at_risk_is_asked_about_again_when_it_is_time() -> None:
         at = NOW + timedelta(seconds=seconds)
         answers.append(asyncio.run(asked.step(scene)))
     assert answers == [MINUTE, timedelta(seconds=10), timedelta(seconds=1), MINUTE]
+
+
+def test_a_gang_that_is_taken_right_after_its_start_keeps_those_beside_it() -> None:
+    scene, _ = watched(own={"running_at": NOW - timedelta(seconds=1), "drill_until": NOW + MINUTE})
+    assert scene.job.reliefs == (2,)

@@ -13,13 +13,13 @@ from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
 
 from remuda.control.attempts import Advance
 from remuda.control.clock import Clock
-from remuda.control.warm.gangs import Kept, WarmGangs
+from remuda.control.warm.gangs import Kept, Soon, WarmGangs
 from remuda.control.warm.keep import bill_gang, closing_charges, fits, keep_or_end
 from remuda.costs.metering import total
 from remuda.domain.events import Charge, ChargeKind
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
 from remuda.domain.offers import Offer
-from remuda.domain.tasks import Limits, Retry, Task, Volume, VolumeKind
+from remuda.domain.tasks import Limits, NetworkNeed, Retry, Task, Volume, VolumeKind
 from remuda.domain.units import HourlyRate, Money
 from remuda.providers.base import GangSeen, GangState, NodeSeen
 from remuda.store.base import Changes
@@ -106,6 +106,11 @@ def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:
     assert not fits(ATTEMPT, JOB, asking(nodes=2))
     assert not fits(ATTEMPT, JOB, asking(image="ubuntu:24.04"))
     assert not fits(ATTEMPT, JOB, asking(retry=Retry(parallel=2)))
+    assert not fits(ATTEMPT, JOB, asking(image_login="KEY"))
+    assert not fits(ATTEMPT, JOB, asking(grace=TASK.grace + MINUTE))
+    assert not fits(ATTEMPT, JOB, asking(tags={"team": "vision"}))
+    for other in ({"disk_gib": 100}, {"disk_type": "io2"}, {"network": NetworkNeed(min_mbps=1000)}):
+        assert not fits(ATTEMPT, JOB, asking(resources=replace(TASK.resources, **other)))  # type: ignore[arg-type]
 
 
 class Ready:
@@ -255,3 +260,26 @@ def test_of_several_stretches_the_last_is_made_longer() -> None:
         ("node", 0, 5, 10, 10),
         ("node", 1, 5, 10, 10),
     ]
+
+
+class Busy(Ready):
+    """Agents that do not ask for work yet."""
+
+    def waits(self, attempt: Attempt) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("age", "soon"), [(9, True), (10, False)])
+def test_a_gang_whose_agents_do_not_wait_yet_is_handed_to_nobody(age: float, soon: bool) -> None:
+    """A moment after its work ended they will; later they are gone."""
+
+    async def story() -> object:
+        store, since = MemoryStore(make_id=lambda: "test"), LATER - timedelta(seconds=age)
+        former = await submit(store, "j")
+        kept = await begin(store, former, phase=AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE)
+        await store.commit(Changes(charges=[make_charge(kept, 10)]))
+        busy = Busy()
+        return await WarmGangs(store, cast(Clock, busy), busy).find(make_job("k", name="next"), lambda offer: True)
+
+    found = asyncio.run(story())
+    assert isinstance(found, Soon) if soon else found is None
