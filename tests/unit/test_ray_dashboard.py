@@ -186,6 +186,27 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
     asyncio.run(story())
 
 
+def test_a_gang_that_is_removed_while_its_job_is_looked_for_was_not_taken_back(
+    dashboards: tuple[Dashboard, Dashboard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard, _ = dashboards
+    provider, _ = make(tmp_path, lab=dashboard.url)
+    dashboard.answers["POST", "/api/jobs/"] = 200, {}
+    (site,) = provider.sites().values()
+
+    async def version() -> dict[str, Any]:
+        await provider.remove("rm-1")
+        return {"session_name": "of a head that was started anew"}
+
+    async def story() -> None:
+        await provider.launch(make_gang())
+        monkeypatch.setattr(site.api, "version", version)
+        (seen,) = await provider.gangs("rm-1")
+        assert (seen.state, seen.reason, seen.preempted) == (GangState.ENDED, "removed", False)
+
+    asyncio.run(story())
+
+
 def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
 ) -> None:

@@ -172,7 +172,10 @@ class Site:
         else:
             return sight.as_seen(record)
         self._missed.pop(record.name, None)
-        record = sight.end(record, since, "removed" if record.removed else why, True)
+        latest = self._books.get(record.name)  # as in `_see`
+        if latest is None or latest.ended_at is not None:
+            return sight.as_seen(latest) if latest is not None else None
+        record = sight.end(latest, since, "removed" if latest.removed else why, True)
         self._books.put(record)
         return sight.as_seen(record)
 
