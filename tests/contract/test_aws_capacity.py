@@ -47,6 +47,7 @@ def test_what_runs_in_a_block_is_told_of_its_end(desk: Callable[..., Desk]) -> N
         assert boot["end"]["warn_at"] == (end - timedelta(minutes=40)).timestamp()
         taken = boot["config"]["taken"]
         assert (taken["warning"], taken["warning_s"], taken["source"]) == (boot["end"]["file"], 600, "EC2")
+        assert taken["seconds"] == gang.grace.total_seconds() > 0
         await here.pass_time(60)
         here.cloud.hours.jump(timedelta(minutes=90))
         await here.pass_time(60)

@@ -11,6 +11,7 @@ import pytest
 from remuda.domain.units import HourlyRate
 from remuda.providers.aws import sight as module
 from remuda.providers.aws.books import Instance, Record
+from remuda.providers.aws.prices import read_product
 from remuda.providers.aws.sight import Sight, make_seen, read_instance
 from remuda.providers.base import GangState, TryAgain
 
@@ -195,3 +196,19 @@ def test_prices_that_cannot_be_read_leave_those_that_are_known(monkeypatch: pyte
     found, asked = rated(monkeypatch, known, fails=True, looks=3)
     assert (found, len(asked)) == (known, 3)
     assert rated(monkeypatch, known)[0] == known, "and so do none"
+
+
+def test_the_price_of_a_type_is_in_dollars_an_hour_and_not_free() -> None:
+    """A product has other prices too, such as what a reservation costs at once."""
+
+    def priced(*prices: tuple[str, str, str]) -> Mapping[str, Any]:
+        sizes = {str(at): {"unit": unit, "pricePerUnit": {money: usd}} for at, (unit, money, usd) in enumerate(prices)}
+        return {
+            "product": {"attributes": {"instanceType": "t"}},
+            "terms": {"OnDemand": {"x": {"priceDimensions": sizes}}},
+        }
+
+    hourly = ("Hrs", "USD", "1.2340000000")
+    for others in ((), (("Quantity", "USD", "999"),), (("Hrs", "USD", "0.0"),), (("Hrs", "CNY", "5"),)):
+        assert read_product(priced(*others, hourly)) == ("t", HourlyRate(1_234_000))
+        assert read_product(priced(*others)) == ("t", None)

@@ -8,10 +8,11 @@ import pytest
 from remuda.control.agents.claims import find_objection
 from remuda.control.agents.desk import first_lease, lease_paid_by
 from remuda.control.agents.reports import Report, apply_messages, step_of
+from remuda.control.agents.work import make_assignment
 from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
 from remuda.domain.messages import Message, MessageKind
 from remuda.domain.offers import Offer
-from remuda.domain.tasks import Checkpoint, Limits, Task
+from remuda.domain.tasks import Checkpoint, Limits, Task, Transfer
 from remuda.domain.units import HourlyRate, Money
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -168,3 +169,21 @@ def test_a_gang_is_launched_with_no_more_time_than_the_rest_of_the_budget_pays(
 
 def test_a_budget_of_ages_is_no_length_that_cannot_be_counted() -> None:
     assert lease_paid_by(Money(10**18), HourlyRate(1), JOB) < timedelta(days=5000)
+
+
+def test_an_agent_is_told_which_outputs_to_send_while_the_work_runs_and_which_inputs_to_stream() -> None:
+    outputs = (
+        Transfer(source="out", target="s3://b/out"),
+        Transfer(source="log", target="s3://b/log", every=90 * SECOND),
+    )
+    inputs = (Transfer(source="s3://b/in", target="in"), Transfer(source="s3://b/x", target="x", stream=True))
+    job = replace(JOB, task=replace(TASK, inputs=inputs, outputs=outputs))
+    work = make_assignment(job, ATTEMPT, [NODE], accelerators=0, secrets={})
+    assert list(work.outputs) == [
+        {"source": "out", "target": "s3://b/out"},
+        {"source": "log", "target": "s3://b/log", "every_s": 90.0},
+    ]
+    assert list(work.inputs) == [
+        {"source": "s3://b/in", "target": "in"},
+        {"source": "s3://b/x", "target": "x", "mode": "stream"},
+    ]
