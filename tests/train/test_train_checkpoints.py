@@ -232,6 +232,42 @@ def test_a_copy_that_fails_beside_the_computation_is_told_and_training_goes_on(t
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/complete.json")) == [MARK] * 2
 
 
+def one_cannot_copy(say: Say) -> str:
+    """The second of four copies of the state fails on one of the ranks."""
+    from torch.distributed.checkpoint.staging import DefaultStager
+
+    stage, copies = DefaultStager._stage, [0]
+
+    def fail(self: Any, state: Any, **options: Any) -> Any:
+        copies[0] += 1
+        if copies[0] == 2:
+            raise RuntimeError("no memory for a copy")
+        return stage(self, state, **options)
+
+    made, model, optimizer, data = make_run("checkpoints")
+    if made.world.rank == 1:
+        DefaultStager._stage = fail  # type: ignore[method-assign]
+    said = "all steps"
+    try:
+        for batch in made.batches(data, epochs=2):
+            made.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+            made.step(optimizer)
+            if made.steps <= 4:
+                made.save()
+    except RuntimeError as error:
+        said = str(error)
+    made.world.leave()
+    return said
+
+
+def test_where_one_rank_of_several_cannot_copy_no_checkpoint_mixes_two_steps(tmp_path: Path) -> None:
+    """The others are in that save's collectives already: this rank's next save would answer them."""
+    first, second = run(2, one_cannot_copy, folder=tmp_path)
+    assert second == "no memory for a copy"
+    assert first != "all steps", "it does not wait for the other one for ever"
+    assert [path.parent.name for path in (tmp_path / "checkpoints").glob(f"step-*/{MARK}")] == ["step-000000000001"]
+
+
 def test_the_interval_follows_from_cost_and_losses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Interval().seconds == FIRST_S
     learned = Interval(losses_per_hour=0.5)

@@ -100,6 +100,8 @@ class Store:
         staging, self._staging = self._staging, None
         if staging is not None:
             staging.exception()  # the thread of the save meets the same one and tells of it
+            if self._world.size > 1:  # others wait in that save, which this rank's next one would answer: raises
+                self._stager.synchronize_staging()  # `staging` itself may not know of an early one
 
     def wait(self) -> bool:
         """Wait until the save in flight is safe; False when it failed (and was told of)."""
