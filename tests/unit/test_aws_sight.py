@@ -12,6 +12,7 @@ from remuda.domain.units import HourlyRate
 from remuda.providers.aws import sight as module
 from remuda.providers.aws.books import Instance, Record
 from remuda.providers.aws.prices import read_product
+from remuda.providers.aws.quotas import allows
 from remuda.providers.aws.sight import Sight, make_seen, read_instance
 from remuda.providers.base import GangState, TryAgain
 
@@ -212,3 +213,19 @@ def test_the_price_of_a_type_is_in_dollars_an_hour_and_not_free() -> None:
     for others in ((), (("Quantity", "USD", "999"),), (("Hrs", "USD", "0.0"),), (("Hrs", "CNY", "5"),)):
         assert read_product(priced(*others, hourly)) == ("t", HourlyRate(1_234_000))
         assert read_product(priced(*others)) == ("t", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "vcpus", "spot", "may"),
+    [
+        ("p5.48xlarge", 192, False, True),  # a quota of its generation goes before one of its family
+        ("p4d.24xlarge", 96, False, False),
+        ("p5.48xlarge", 192, True, False),
+        ("g6.xlarge", 4, False, True),  # nothing is known of it
+        ("m7i.large", 2, False, True),
+        ("m7i.xlarge", 4, False, False),
+    ],
+)
+def test_a_quota_forbids_what_is_larger_than_it(kind: str, vcpus: int, spot: bool, may: bool) -> None:
+    quotas = {("p", False): 0.0, ("p5", False): 192.0, ("p", True): 0.0, ("m", False): 2.0}
+    assert allows(quotas, kind, vcpus, spot=spot) is may
