@@ -362,6 +362,50 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeafDesk]:
         assert 0.4 < time.monotonic() - began < 10  # five waits of 0.1 s
 
 
+class Ended(Exception):
+    """Where a stream would wait, with its pipes open, for the end of the work."""
+
+
+def fail_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """How a stream that fails tells its agent."""
+
+    def pause() -> None:
+        raise Ended
+
+    monkeypatch.setattr(stream.signal, "pause", pause)
+    pipe, (channel, writer) = tmp_path / "in" / "pipe", os.pipe()
+    stream.make_pipe(str(pipe))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(Ended):
+            stream.stream_inputs(None, [(0, "s3://x/y", str(pipe))], writer)  # type: ignore[arg-type]  # as above
+        *_, last = os.read(channel, 65536).splitlines()
+    finally:
+        for file in (reader, channel, writer):
+            os.close(file)
+    told: dict[str, Any] = json.loads(last)
+    return told
+
+
+def test_a_stream_whose_storage_never_answers_ends_as_a_copy_does(
+    deaf: DeafDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = fail_stream(monkeypatch, tmp_path)
+    assert told["outcome"] == "node"
+    assert told["reason"].startswith("the input s3://x/y breaks off: deep/a: the storage breaks off: 127.0.0.1:")
+
+
+@pytest.mark.parametrize(("status", "outcome"), [("404", "exit"), ("503", "node")])
+def test_a_stream_that_is_refused_is_the_tasks_fault_and_one_that_is_put_off_is_not(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, outcome: str
+) -> None:
+    storage.faults = [status] * 9
+    monkeypatch.setattr(stream, "Desk", Desk(storage))
+    told = fail_stream(monkeypatch, tmp_path)
+    assert told["outcome"] == outcome
+    assert told["reason"].endswith(f"the storage answers with status {status}")
+
+
 def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(deaf: DeafDesk, tmp_path: Path) -> None:
     told: list[str] = []
     where = deaf.signed["url"].split("/")[2]  # type: ignore[attr-defined]  # a text

@@ -389,7 +389,7 @@ class Steps:
         elif self._result:
             self._owner.failed("setup", None, str(self._result["reason"]))
         elif self._streams is not None and self._streams.failure:
-            self._owner.failed("exit", None, self._streams.failure)
+            self._owner.failed(self._streams.outcome, None, self._streams.failure)
         elif self._work.image is not None and self._read_phase() == "failed":
             self._owner.failed("setup", self._code, f"the setup ended with exit code {self._code}")
         elif self._code == 0 and self._work.outputs:

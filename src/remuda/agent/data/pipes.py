@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Streams:
-    """Starts with the work and ends with it; `failure` says why the work had to be ended."""
+    """Starts with the work and ends with it; `failure` says why the work had to be ended, `outcome` as what."""
 
     def __init__(self, loop: Loop, config: Config, places: Places, lock: int, work: Work) -> None:
         self._loop = loop
@@ -33,7 +33,7 @@ class Streams:
         self._process: Process | None = None
         self._channel = -1
         self._lines = b""
-        self.failure = ""
+        self.failure, self.outcome = "", "exit"
 
     def start(self, say: Callable[..., None], stop: Callable[[], None]) -> None:
         """Raises OSError. `say` is told of progress, `stop` ends the work."""
@@ -74,7 +74,8 @@ class Streams:
             if line.startswith(b"moved "):
                 self._say("event", name="moved", text=line[6:].decode("utf-8", "replace"))
             elif not self.failure:
-                self.failure = str(json.loads(line)["reason"])
+                told = json.loads(line)
+                self.failure, self.outcome = str(told["reason"]), str(told["outcome"])
                 self._stop()
 
     def _close(self) -> None:

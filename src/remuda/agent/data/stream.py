@@ -14,7 +14,7 @@ import signal
 import threading
 import urllib.error
 
-from ..work.blobs import CHUNK
+from ..work.blobs import CHUNK, Silent
 from .fetch import RELAY, list_files
 from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, say_fault, tell_to
 
@@ -46,7 +46,8 @@ def stream_inputs(config: Config, wanted: list[tuple[int, str, str]], channel: i
                 if not failed:
                     failed.append(source)
                     reason = f"the input {source} breaks off: {error}"
-                    result = {"outcome": "exit", "exit_code": None, "reason": reason, "reused": False}
+                    outcome = "node" if isinstance(error, Silent) else "exit"  # as of an input that is copied
+                    result = {"outcome": outcome, "exit_code": None, "reason": reason, "reused": False}
                     os.write(channel, (json.dumps(result) + "\n").encode())
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in wanted]
@@ -96,12 +97,13 @@ class Stream:
         while not over:
             before = self._at
             lost: Exception | None = None
+            status = 0
             try:
                 self._pull(entry)
                 over = self._at == size if isinstance(size, int) else True
                 reason = f"{name} ends after {self._at} bytes"
             except urllib.error.HTTPError as error:
-                reason = self._refused(entry, error, name)
+                reason, status = self._refused(entry, error, name), error.code
             except BrokenPipeError:
                 raise
             except (OSError, http.client.HTTPException) as error:
@@ -114,7 +116,7 @@ class Stream:
             if self._at > before:
                 patience.reset()
             elif not over:
-                patience.lose(reason, lost)
+                patience.lose(reason, lost, status)
         if entry["md5"] and self._found.hexdigest() != entry["md5"]:
             raise CannotMove(f"{name} did not arrive as it is stored: its checksum differs")
 
