@@ -9,7 +9,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from moto.ec2.models import ec2_backends
@@ -319,7 +319,7 @@ class Cloud:
                 gang=tags.get("remuda:gang", ""),
                 installation=tags.get("remuda:installation", ""),
                 market=market,
-                launched_at=now,
+                launched_at=instance.launch_time.replace(tzinfo=UTC),  # as the answer says: it may be a second ago
                 visible_at=now + self.rules.hidden,
                 user_data=user_data,
                 tags=tags,
@@ -327,7 +327,6 @@ class Cloud:
                 reservation=reservation.id,
                 groups=list_groups(before),
             )
-            instance.launch_time = now.replace(tzinfo=None)
             instance.lifecycle = "spot" if market == "spot" else None
             instance.reserved = params.get(
                 "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId", ""
