@@ -79,9 +79,10 @@ class Loop:
     def run(self) -> None:
         while self._running:
             self._call_due()
-            for fd, events in self._poll.poll(self._wait_ms()):
-                handler = self._handlers.get(fd)
-                if handler is not None:  # an earlier handler of this round may have closed it
+            ready = [(self._handlers.get(fd), fd, events) for fd, events in self._poll.poll(self._wait_ms())]
+            for handler, fd, events in ready:
+                # An earlier handler of this round may have closed it, and its number may be that of a new file by now.
+                if handler is not None and self._handlers.get(fd) is handler:
                     handler(events)
 
     def _wait_ms(self) -> int | None:

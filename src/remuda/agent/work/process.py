@@ -80,6 +80,8 @@ class Process:
         assert self._control is not None
         try:
             data = self._control.recv(4096)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         if not data:
