@@ -20,6 +20,7 @@ SHARED_SERVERS = {
     "storages": ("_data_", "_bucket"),
     "images": ("_image", "_container"),  # one engine, and images of one name in it
     "kubernetes": ("_kubernetes",),
+    "hosts": ("_join", "_ssh"),  # what is left behind on hosts is looked for among all processes of this machine
 }
 SECONDS = Path(__file__).with_name("seconds.json")
 LEAST_S = 2.0  # what takes less is not noted

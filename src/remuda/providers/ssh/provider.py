@@ -81,7 +81,7 @@ class SshProvider:
 
     def silent(self) -> Sequence[str]:
         unknown = [link for name, link in self._links.items() if name not in self._known]
-        return [link.problem or f"{link.entry.name} has not answered yet" for link in unknown]
+        return [_silence(link) for link in unknown]
 
     async def hosts(self) -> Sequence[Host]:
         await self._learn(_HOSTS_WAIT_S)
@@ -135,7 +135,7 @@ class SshProvider:
         if not self._links:
             return idle or [("hosts", "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md")]
         if not any(link.up for link in self._links.values()):
-            raise TryAgain("no host can be used: " + "; ".join(link.problem for link in self._links.values()))
+            raise TryAgain("no host can be used: " + "; ".join(map(_silence, self._links.values())))
         carries = await asyncio.gather(*(link.can_carry() for link in self._links.values()))
         notes = {name: each for name, each in zip(self._links, carries, strict=True) if each}
         return [*(fact for name in self._links for fact in self._introduce(name)), *notes.items(), *idle]
@@ -286,3 +286,8 @@ class SshProvider:
         for name in silent - self._mourned:
             self._changed(name, None)
         self._mourned = silent
+
+
+def _silence(link: Link) -> str:
+    """Why a host that does not answer does not."""
+    return link.problem or f"{link.entry.name} has not answered yet"
