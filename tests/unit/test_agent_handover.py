@@ -9,22 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.handing import StillLoop, make_calm_folder
 
 from remuda.agent import saver as module
 from remuda.agent.saver import LAST_TRIES, VOIDS, Saver
 from remuda.agent.work import handover
 from remuda.agent.work.blobs import Missing
 from remuda.agent.work.watch import SHORTEST_S
-
-
-class StillLoop:
-    """Calls nothing by itself."""
-
-    def after(self, seconds: float, call: Callable[[], None]) -> object:
-        return object()
-
-    def cancel(self, timer: object) -> None:
-        pass
 
 
 def make_config(tmp_path: Path, rank: int = 0) -> Any:
@@ -191,11 +182,7 @@ def test_a_file_that_vanishes_before_it_is_opened_makes_the_checkpoint_void(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Work that removes its old checkpoints does so at any moment."""
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
-    (folder / "old").write_text("first")
-    monkeypatch.setattr(os, "nice", lambda by: by)
-    monkeypatch.setattr(handover, "raise_limit", lambda: None)
+    folder = make_calm_folder(tmp_path, monkeypatch, "old")
     plain = handover.list_folder
 
     def late(path: str) -> Any:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.handing import StillLoop
 
 from remuda.agent.data import mirror as module
 from remuda.agent.data import vault
@@ -19,16 +20,6 @@ from remuda.agent.data.send import Changed, Sending, is_due
 from remuda.agent.data.web import CannotMove, Meter
 from remuda.agent.work.environment import Places
 from remuda.agent.work.folder import CannotBuild
-
-
-class StillLoop:
-    """Calls nothing by itself."""
-
-    def after(self, seconds: float, call: Callable[[], None]) -> object:
-        return object()
-
-    def cancel(self, timer: object) -> None:
-        pass
 
 
 class Looks(Mirror):

@@ -2,27 +2,17 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.handing import StillLoop, make_calm_folder
 
 from remuda.agent.runner import Runner
 from remuda.agent.saver import Saver
 from remuda.agent.work import handover
 from remuda.agent.work.blobs import Silent
-
-
-class StillLoop:
-    """Calls nothing by itself."""
-
-    def after(self, seconds: float, call: Callable[[], None]) -> object:
-        return object()
-
-    def cancel(self, timer: object) -> None:
-        pass
 
 
 class CountingSaver(Saver):
@@ -59,11 +49,7 @@ def test_a_folder_that_changes_between_looks_waits(tmp_path: Path) -> None:
 def test_what_changes_while_it_is_opened_is_void(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
-    (folder / "a").write_text("first")
-    monkeypatch.setattr(os, "nice", lambda by: by)
-    monkeypatch.setattr(handover, "raise_limit", lambda: None)
+    folder = make_calm_folder(tmp_path, monkeypatch)
     plain = handover.Saving.__init__
 
     def slow(self: handover.Saving, *args: Any) -> None:
@@ -150,11 +136,7 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
 def test_handing_over_to_a_silent_bucket_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
-    (folder / "a").write_text("first")
-    monkeypatch.setattr(os, "nice", lambda by: by)
-    monkeypatch.setattr(handover, "raise_limit", lambda: None)
+    folder = make_calm_folder(tmp_path, monkeypatch)
 
     def fail(self: handover.Saving) -> tuple[int, int]:
         if self._tell is not None:
@@ -174,11 +156,7 @@ def test_handing_over_to_a_silent_bucket_says_so(
 def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "ckpt"
-    folder.mkdir()
-    (folder / "a").write_text("first")
-    monkeypatch.setattr(os, "nice", lambda by: by)
-    monkeypatch.setattr(handover, "raise_limit", lambda: None)
+    folder = make_calm_folder(tmp_path, monkeypatch)
     plain = os.open
     for error, told in ((PermissionError(13, "Permission denied"), "failed"), (FileNotFoundError(2, "gone"), "void")):
 

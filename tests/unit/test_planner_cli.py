@@ -115,6 +115,11 @@ def test_the_table_says_what_it_rests_on_and_why_others_do_not_fit(planned: Path
     assert "accept H100:1 of 80 GiB in resources.gpu" in result.stdout
 
 
+def test_memory_asked_for_by_the_cpu_is_told_by_the_cpu(planned: Path) -> None:
+    result = run(planned, "resources: {gpu: L4, memory: 1000x}\n" + WORK)
+    assert "accept 4 GiB for each CPU in resources.memory" in result.stdout  # 32 GiB for 8 CPUs
+
+
 def test_spot_is_dearer_than_its_price_by_the_expected_loss(planned: Path) -> None:
     text = "resources: {gpu: L4, spot: only}\ncheckpoint: {path: c, every: 10m}\n" + WORK
     placements = plan_of(planned, text)["placements"]

@@ -56,10 +56,7 @@ def match_offers(offers: Iterable[Offer], need: Resources, *, limit: int | None 
         matched=len(fitting),
         total=total,
         rejected=dict(sorted(rejected.items(), key=lambda item: list(Constraint).index(item[0]))),
-        misses=tuple(
-            NearMiss(offer=offer, constraint=key[0], text=explain(offer, need, key[0]))
-            for key, (_, offer) in ranked[:misses]
-        ),
+        misses=tuple(make_miss(offer, need, key[0]) for key, (_, offer) in ranked[:misses]),
     )
 
 
@@ -97,6 +94,12 @@ def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
             return None
         missed = constraint, _distance(offer, need, constraint)
     return missed
+
+
+def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss:
+    """An offer that fails this constraint alone, in words."""
+    per_cpu = need.memory_per_cpu_mib is not None
+    return NearMiss(offer=offer, constraint=constraint, text=explain(offer, need, constraint), per_cpu=per_cpu)
 
 
 def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:

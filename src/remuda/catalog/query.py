@@ -36,6 +36,7 @@ class NearMiss:
     offer: Offer
     constraint: Constraint
     text: str  # e.g. "costs $19.92/h, your limit is $15.00/h"
+    per_cpu: bool = False  # memory was asked for by the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,9 @@ def command() -> None:
 @click.option("--file", type=click.File("rb"), help="Read the value from a file; - is standard input.")
 def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
     """Set a secret; asks for the value, or reads it from a file or a pipe, so that no argument ever holds it."""
+    if "=" in name:
+        hint = f"give `remuda secret set {named(project, name.partition('=')[0])}` the value by a pipe, or when asked"
+        raise Failure("the name of a secret has no =", hint, exit_code=2)
     value = _read_value(name, file)
     if not value:
         hint = f"give one; `remuda secret delete {named(project, name)}` removes the secret"

@@ -180,7 +180,9 @@ def _change(miss: NearMiss) -> str:
         case Constraint.CPUS:
             return f"accept {offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} in {field}"
         case Constraint.MEMORY:
-            return f"accept {format_memory(offer.memory_mib)} in {field}"
+            by_cpu = miss.per_cpu and offer.vcpus > 0
+            memory = format_memory(int(offer.memory_mib / offer.vcpus) if by_cpu else offer.memory_mib)
+            return f"accept {memory}{' for each CPU' if by_cpu else ''} in {field}"
         case Constraint.DISK | Constraint.NETWORK:
             return f"ask for less in {field}"
         case Constraint.PROVIDER:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from remuda.catalog.fit import PURCHASES, explain
+from remuda.catalog.fit import PURCHASES, make_miss
 from remuda.catalog.query import Catalog, Constraint, Matches, NearMiss
 from remuda.domain.offers import Offer, Purchase
 from remuda.domain.tasks import Resources
@@ -108,10 +108,7 @@ class Snapshot:
 
     def _misses(self, near: Sequence[tuple[Constraint, query.Row]], need: Resources) -> tuple[NearMiss, ...]:
         offers = self._offers(row for _, row in near)
-        return tuple(
-            NearMiss(offer=offer, constraint=constraint, text=explain(offer, need, constraint))
-            for (constraint, _), offer in zip(near, offers, strict=True)
-        )
+        return tuple(make_miss(offer, need, constraint) for (constraint, _), offer in zip(near, offers, strict=True))
 
     def all_offers(self) -> Iterator[Offer]:
         """Every row, by price; for comparing and copying."""
