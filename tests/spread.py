@@ -13,8 +13,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
-# Files of real servers with one of these in their names use some that are brought up once, and stay in one process;
-# the longest is first.
+# Files of real servers with one of these in their names use some that are brought up once, and stay in one process.
 SHARED_SERVERS = {
     "ray": ("_ray",),
     "storages": ("_data_", "_bucket"),
@@ -23,7 +22,6 @@ SHARED_SERVERS = {
     "hosts": ("_join", "_ssh"),  # what is left behind on hosts is looked for among all processes of this machine
 }
 SECONDS = Path(__file__).with_name("seconds.json")
-LEAST_S = 2.0  # what takes less is not noted
 SERVED_S, PURE_S = 5.0, 0.1  # what a test is taken for, with a real server and without, in a group that is not noted
 
 
@@ -41,10 +39,9 @@ def group_of(nodeid: str) -> str:
 def put_in_order(items: list[pytest.Item]) -> None:
     """What is to be handed out first goes first.
 
-    First the longest group, beside what needs no server, while servers are made ready that have to be built. Then
-    other groups that share servers, since they are long, in the order above. Files with servers of their own are last,
-    the longest first: a process that is done early takes the next short one, and a run whose time is used up skips
-    what it can.
+    First Ray's group, which is long and installed soon, beside what needs no server, while Kubernetes may still have
+    to be built. Then other groups that share servers, then files with servers of their own, each the longest first: a
+    process that is done early takes the next short one, and a run whose time is used up skips what it can.
     """
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     for group, count in Counter(group_of(item.nodeid) for item in items).items():
@@ -53,8 +50,7 @@ def put_in_order(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> tuple[int, float, str]:
         group = group_of(item.nodeid)
         if group in SHARED_SERVERS:
-            number = list(SHARED_SERVERS).index(group)
-            return 2 if number else 0, number, group
+            return 0 if group == "ray" else 2, -seconds[group], group
         return 3 if group.startswith(REAL_SERVERS) else 1, -seconds[group], group
 
     items.sort(key=place)
@@ -93,5 +89,5 @@ class Watch:
         if self._file is not None:
             known = json.loads(self._file.read_text()) if self._file.exists() else {}
             known |= {group: round(seconds, 1) for group, seconds in self._groups.items()}
-            kept = {group: known[group] for group in sorted(known) if known[group] > LEAST_S}
+            kept = {name: known[name] for name in sorted(known) if name in SHARED_SERVERS or group_of(name) == name}
             self._file.write_text(json.dumps(kept, indent=0) + "\n")

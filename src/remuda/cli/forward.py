@@ -34,9 +34,10 @@ def command(target: str, ports: tuple[str, ...], project: str, host: str, bind: 
     pairs = [_read_ports(each) for each in ports]
 
     async def act(tunnel: "Tunnel") -> None:
+        same = [there for here, there in pairs if here == there] if _overlap(bind, host) else []
+        if same and await _is_here(tunnel):
+            raise _say_same(target, host, same[0], reverse)
         for here, there in pairs:
-            if here == there and _overlap(bind, host) and await _is_here(tunnel):
-                raise _say_same(target, host, there, reverse)
             if reverse:
                 listened = await _listen_there(tunnel, bind, there, host, here)
                 click.echo(f"{target} port {listened} leads to {host}:{here} here")
@@ -89,10 +90,12 @@ async def _is_here(tunnel: "Tunnel") -> bool:
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     try:
         channel = await tunnel.connect("127.0.0.1", server.sockets[0].getsockname()[1])
-        await channel.write(word)
-        async with asyncio.timeout(_GREETING_S):
-            await met.wait()
-        channel.close()
+        try:
+            await channel.write(word)
+            async with asyncio.timeout(_GREETING_S):
+                await met.wait()
+        finally:
+            channel.close()
     except (FarError, TimeoutError):  # nobody, or somebody else, listens there
         return False
     finally:

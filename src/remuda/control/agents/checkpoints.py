@@ -202,6 +202,8 @@ class CheckpointDesk:
             await self._sweep_vault(vault, attempt)
         except (ObjectError, Mismatch) as error:  # it is safe all the same
             await self._tell_untidy(attempt, str(error))
+        else:
+            self._untidy.discard(attempt.gang)
         return saved
 
     async def _sweep_vault(self, vault: Vault, attempt: Attempt) -> None:
@@ -213,7 +215,7 @@ class CheckpointDesk:
         await in_thread_to_its_end(vault.sweep, needed)  # under the lock: what is removed may be sent again next
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Once an attempt: what is left in the bucket costs its owner something."""
+        """Once, until the bucket is tidy again: what is left in it costs its owner something."""
         if attempt.gang in self._untidy:
             return
         self._untidy.add(attempt.gang)
