@@ -5,7 +5,7 @@ export PYTHON
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: ## make .venv with the remuda command in it
+setup: ## make .venv with the cavvy command in it
 	@scripts/setup.sh user
 
 setup-dev:

@@ -1,4 +1,4 @@
-"""CPU seconds of `remuda --help` and of every `remuda CMD --help`, also as a multiple of `python -c pass`.
+"""CPU seconds of `cavvy --help` and of every `cavvy CMD --help`, also as a multiple of `python -c pass`.
 
     python benchmarks/cli_start.py
 
@@ -8,9 +8,9 @@ this environment (`sky`, `dstack`), it is measured in the same run.
 
 import shutil
 
-from measure import PYTHON, REMUDA, command_cpu_s, median_of, table
+from measure import CAVVY, PYTHON, command_cpu_s, median_of, table
 
-from remuda.cli.main import COMMANDS
+from cavvy.cli.main import COMMANDS
 
 BAR_S = 0.12
 
@@ -19,10 +19,10 @@ def main() -> None:
     python_s = median_of(lambda: command_cpu_s([PYTHON, "-c", "pass"]))
     rows = []
     for words in [[], *([name] for name in COMMANDS)]:
-        cpu_s = median_of(lambda words=words: command_cpu_s([REMUDA, *words, "--help"]))
+        cpu_s = median_of(lambda words=words: command_cpu_s([CAVVY, *words, "--help"]))
         rows.append(
             (
-                " ".join(["remuda", *words, "--help"]),
+                " ".join(["cavvy", *words, "--help"]),
                 cpu_s,
                 cpu_s / python_s,
                 BAR_S,

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from remuda.tuning.diagnose import Doctor
-from remuda.tuning.session import ScriptError, Session
+from cavvy.tuning.diagnose import Doctor
+from cavvy.tuning.session import ScriptError, Session
 
 PRICE = 2.99
 # delay, milliseconds in each step, ranks, the cause to be named

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from remuda import train
-from remuda.train import run as runs
-from remuda.train.parallel.reduce import Reducer
+from cavvy import train
+from cavvy.train import run as runs
+from cavvy.train.parallel.reduce import Reducer
 
 WIDTH, BATCH = 64, 8
 EVERY = 5  # steps between two saves, or evaluations, that the script itself asks for

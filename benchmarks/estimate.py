@@ -1,6 +1,6 @@
 """How far the estimates are off: an H200's steps with each model left out, other tables with each GPU left out.
 
-Reads ../shared/data/performance (or REMUDA_DATA). `--write` renews docs/reference/estimate.md; `--fit` prints the
+Reads ../shared/data/performance (or CAVVY_DATA). `--write` renews docs/reference/estimate.md; `--fit` prints the
 constants fitted on all rows, which planner/estimate/roofline.py carries.
 """
 
@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from remuda.cli.task.profiles import find_model
-from remuda.planner.estimate.devices import Device, device_of
-from remuda.planner.estimate.memory import estimate_memory
-from remuda.planner.estimate.profile import WorkProfile
-from remuda.planner.estimate.roofline import CALIBRATED, Constants, estimate_step
-from remuda.planner.estimate.settings import Run
-from remuda.planner.estimate.transfer import Measured, carry
+from cavvy.cli.task.profiles import find_model
+from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.estimate.profile import WorkProfile
+from cavvy.planner.estimate.roofline import CALIBRATED, Constants, estimate_step
+from cavvy.planner.estimate.settings import Run
+from cavvy.planner.estimate.transfer import Measured, carry
 
-DATA = Path(os.environ.get("REMUDA_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "performance"
+DATA = Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "performance"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
 _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base"}
 

@@ -14,7 +14,7 @@ import time
 
 from measure import adopt_orphans, children_cpu_s, fresh_home, table
 
-from remuda.client import Client, connect
+from cavvy.client import Client, connect
 
 TASK = "{name: true-job, run: echo ran}"
 

@@ -1,4 +1,4 @@
-"""What Remuda adds to Kubernetes' own way from the submission to the running program: alternating pairs, one table.
+"""What Cavvy adds to Kubernetes' own way from the submission to the running program: alternating pairs, one table.
 
     python benchmarks/kubernetes.py [--pairs 20]
 
@@ -6,7 +6,7 @@ A real cluster is made on this machine (tests/system/kubernetes says what that t
 with the same requests; the program says when it began by the machine's own clock (/proc/uptime, 10 ms). Counted is
 from before the request that makes the pod (one POST to the API server, or the client's call to a server that runs) to
 that moment. The plain pod is as the cluster makes every pod, its service account's token included. The difference of
-a pair is Remuda's; the median of the differences is the figure.
+a pair is Cavvy's; the median of the differences is the figure.
 """
 
 import json
@@ -17,13 +17,13 @@ import urllib.request
 from pathlib import Path
 
 from measure import ROOT, fresh_home
-from pairs import PROGRAM, WAIT_S, compare, make_parser, now_s, remuda_s
+from pairs import PROGRAM, WAIT_S, cavvy_s, compare, make_parser, now_s
 
 sys.path.insert(0, str(ROOT))
 
 from tests.system.kubernetes.cluster import Cluster, shared
 
-from remuda.client import connect
+from cavvy.client import connect
 
 
 def plain_s(cluster: Cluster, name: str) -> float:
@@ -79,7 +79,7 @@ def main() -> None:
         print(f"skipped: {cluster}")
         return
     with fresh_home() as env:
-        Path(env["REMUDA_CONFIG"]).write_text(
+        Path(env["CAVVY_CONFIG"]).write_text(
             f'[providers.local]\nenabled = false\n[providers.kubernetes]\nkubeconfig = "{cluster.kubeconfig}"\n'
             'image = "localhost/python:1"\n'
         )
@@ -87,7 +87,7 @@ def main() -> None:
             compare(
                 "a pod by the API",
                 lambda number: plain_s(cluster, f"plain{number}"),
-                lambda _: remuda_s(client, "{cpu: 1, memory: 512MiB}"),
+                lambda _: cavvy_s(client, "{cpu: 1, memory: 512MiB}"),
                 lambda: calm(cluster),
                 pairs=arguments.pairs,
             )

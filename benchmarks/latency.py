@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from measure import fresh_home, table
 
-from remuda.client import Client, connect
+from cavvy.client import Client, connect
 
 
 def submit_to_running_s(client: Client) -> float:

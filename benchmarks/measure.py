@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
-REMUDA = str(Path(sys.executable).with_name("remuda"))
+CAVVY = str(Path(sys.executable).with_name("cavvy"))
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -66,15 +66,15 @@ def median_of(measure: Callable[[], float], runs: int = 7, warm: int = 1) -> flo
 @contextlib.contextmanager
 def fresh_home() -> Iterator[dict[str, str]]:
     """An environment with its own state folder and no settings; its server is stopped at the end."""
-    with tempfile.TemporaryDirectory(prefix="remuda-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cavvy-bench-") as folder:
         Path(folder, "settings.toml").touch()
-        env = {**os.environ, "REMUDA_HOME": f"{folder}/home", "REMUDA_CONFIG": f"{folder}/settings.toml"}
-        os.environ.update(REMUDA_HOME=env["REMUDA_HOME"], REMUDA_CONFIG=env["REMUDA_CONFIG"])
+        env = {**os.environ, "CAVVY_HOME": f"{folder}/home", "CAVVY_CONFIG": f"{folder}/settings.toml"}
+        os.environ.update(CAVVY_HOME=env["CAVVY_HOME"], CAVVY_CONFIG=env["CAVVY_CONFIG"])
         try:
             yield env
         finally:
-            subprocess.run([REMUDA, "down", "--all", "--yes"], env=env, capture_output=True, check=False)
-            subprocess.run([REMUDA, "server", "stop"], env=env, capture_output=True, check=False)
+            subprocess.run([CAVVY, "down", "--all", "--yes"], env=env, capture_output=True, check=False)
+            subprocess.run([CAVVY, "server", "stop"], env=env, capture_output=True, check=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

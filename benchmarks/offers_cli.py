@@ -1,4 +1,4 @@
-"""CPU seconds of `remuda offers --gpu A100:8`, cold: every process that it starts counts; no server is asked.
+"""CPU seconds of `cavvy offers --gpu A100:8`, cold: every process that it starts counts; no server is asked.
 
     python benchmarks/offers_cli.py
 
@@ -12,9 +12,9 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from measure import PYTHON, REMUDA, adopt_orphans, children_cpu_s, median_of, table
+from measure import CAVVY, PYTHON, adopt_orphans, children_cpu_s, median_of, table
 
-from remuda.store.snapshot import Snapshot
+from cavvy.store.snapshot import Snapshot
 
 BAR_S = 0.20
 WISHES = (
@@ -26,17 +26,17 @@ WISHES = (
 
 def main() -> None:
     adopt_orphans()
-    with tempfile.TemporaryDirectory(prefix="remuda-bench-") as home:
-        env = {**os.environ, "REMUDA_HOME": home}
+    with tempfile.TemporaryDirectory(prefix="cavvy-bench-") as home:
+        env = {**os.environ, "CAVVY_HOME": home}
         os.environ.update(env)
         with Snapshot.open() as snapshot:
             rows, accelerated = snapshot.info().rows, snapshot.info().rows_with_accelerator
         python_s = median_of(lambda: _cpu_s([PYTHON, "-c", "pass"], env))
         lines = []
         for wish in WISHES:
-            cpu_s = median_of(lambda wish=wish: _cpu_s([REMUDA, "offers", *wish], env))
+            cpu_s = median_of(lambda wish=wish: _cpu_s([CAVVY, "offers", *wish], env))
             verdict = "ok" if cpu_s <= BAR_S else "MISSED"
-            lines.append((" ".join(["remuda offers", *wish]), cpu_s, cpu_s / python_s, BAR_S, verdict))
+            lines.append((" ".join(["cavvy offers", *wish]), cpu_s, cpu_s / python_s, BAR_S, verdict))
         if peer := shutil.which("sky"):
             cpu_s = median_of(lambda: _cpu_s([peer, "show-gpus", "A100:8"], env))
             lines.append(("sky show-gpus A100:8 (client alone)", cpu_s, cpu_s / python_s, "-", "peer"))

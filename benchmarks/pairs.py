@@ -1,4 +1,4 @@
-"""What Remuda adds to an engine's own way from a submission to the running program: alternating pairs, one table."""
+"""What Cavvy adds to an engine's own way from a submission to the running program: alternating pairs, one table."""
 
 import argparse
 import statistics
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from measure import table
 
-from remuda.client import Client
+from cavvy.client import Client
 
 WAIT_S = 60.0
 PROGRAM = "cat /proc/uptime"  # says when it began by the machine's own clock, in steps of 10 ms
@@ -23,7 +23,7 @@ def now_s() -> float:
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
-def remuda_s(client: Client, resources: str) -> float:
+def cavvy_s(client: Client, resources: str) -> float:
     """From before the client's call to the program's first moment; returns when the job has ended."""
     began = now_s()
     name = client.submit(f"{{name: t, resources: {resources}, run: {PROGRAM}}}").name
@@ -37,7 +37,7 @@ def compare(
     what: str, plain: Callable[[int], float], ours: Callable[[int], float], calm: Callable[[], None], *, pairs: int
 ) -> None:
     """Measure by turns and print; the first pair warms up, since the agent is placed then, and does not count."""
-    engine, remuda = [], []
+    engine, cavvy = [], []
     for number in range(pairs + 1):
         one = plain(number)
         calm()
@@ -45,8 +45,8 @@ def compare(
         calm()
         if number:
             engine.append(one)
-            remuda.append(other)
-    added = [b - a for a, b in zip(engine, remuda, strict=True)]
-    values = ((what, engine, ""), ("Remuda", remuda, ""), ("added by Remuda", added, "0.5"))
+            cavvy.append(other)
+    added = [b - a for a, b in zip(engine, cavvy, strict=True)]
+    values = ((what, engine, ""), ("Cavvy", cavvy, ""), ("added by Cavvy", added, "0.5"))
     rows = [(name, statistics.median(v), min(v), max(v), bar) for name, v, bar in values]
     table(f"submission to running program, s, {pairs} pairs", ("what", "median", "least", "most", "bar"), rows)

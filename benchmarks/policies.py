@@ -4,7 +4,7 @@
     python benchmarks/policies.py serving    # run these again: single, several, serving, speed
     python benchmarks/policies.py --page     # write the page again from the runs that are kept
 
-The traces are read from ../shared/data, or REMUDA_DATA. Every run is kept, one row each, in
+The traces are read from ../shared/data, or CAVVY_DATA. Every run is kept, one row each, in
 benchmarks/results/*.csv.gz; the page is made of nothing else.
 """
 
@@ -17,19 +17,19 @@ from random import Random
 
 from policies_page import keep, make_page, read_results
 
-from remuda.planner.spot.policies import find_policy
-from remuda.planner.spot.serving import PlacementPolicy, Service, SpotHedge, Steady
-from remuda.planner.spot.view import Terms
-from remuda.sim.traces.driver import run_job
-from remuda.sim.traces.fleet import read_jobs, read_pools, run_fleet
-from remuda.sim.traces.optimum import find_optimum
-from remuda.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
-from remuda.sim.traces.serving import read_capacity, serve, window
-from remuda.sim.traces.trials import Markets, list_settings, plan_trials, run_trials
-from remuda.sim.traces.world import World, make_world
+from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.serving import PlacementPolicy, Service, SpotHedge, Steady
+from cavvy.planner.spot.view import Terms
+from cavvy.sim.traces.driver import run_job
+from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
+from cavvy.sim.traces.optimum import find_optimum
+from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
+from cavvy.sim.traces.serving import read_capacity, serve, window
+from cavvy.sim.traces.trials import Markets, list_settings, plan_trials, run_trials
+from cavvy.sim.traces.world import World, make_world
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("REMUDA_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))
 HOUR = 3600.0
 V100 = DATA / "traces/spot/availability/aws-02-15-2023"
 WINDOWS, SEED = 20, 2026

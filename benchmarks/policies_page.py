@@ -24,9 +24,9 @@ _START = """\
 What the policies that decide in production cost over recorded spot markets, each run beside the least cost that was
 possible there (an exact dynamic programme that knows the future). A ratio is total cost over total optimum. The page
 is made from the runs in `benchmarks/results`, one row each; `python benchmarks/policies.py` runs them again, and
-`remuda simulate` runs others.
+`cavvy simulate` runs others.
 
-`auto` is Remuda's own; `uniform-progress` is Uniform Progress of *Can't Be Late* (NSDI 2024), with eager failover in
+`auto` is Cavvy's own; `uniform-progress` is Uniform Progress of *Can't Be Late* (NSDI 2024), with eager failover in
 several markets; `greedy` takes spot while it can and waits otherwise. All are told of a zone's spot as it comes and
 goes, and of nothing before the job's start.
 """
@@ -149,7 +149,7 @@ def _serving(rows: _Rows) -> Iterable[str]:
     yield (
         "Three replicas for 24 h, cold start 120 s, on-demand at three times the price of spot; 50 random windows of "
         "each SpotHedge trace. Cost with three replicas on demand = 100; availability is the share of time with three "
-        "replicas ready; no schedule can cost less than the floor. `steady` is Remuda's own placement, told the "
+        "replicas ready; no schedule can cost less than the floor. `steady` is Cavvy's own placement, told the "
         "availability to aim at. Its weights were chosen on other windows of these traces; there are no others.\n\n"
     )
     heads = ("trace", "floor", "SpotHedge published", "SpotHedge here", "in ten windows", "steady", "bar for steady")
@@ -216,7 +216,7 @@ def _plot(rows: _Rows, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "remuda"  # the same drawing is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # the same drawing is the same file
     main = [row for row in rows if row["ratio"] == "0.3"]
     overheads = sorted({row["overhead_hr"] for row in main}, key=float)
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)

@@ -11,13 +11,13 @@ import time
 
 from measure import table
 
-from remuda.catalog.accelerators import names_matching
-from remuda.catalog.fit import accelerator_fit
-from remuda.catalog.needs import parse_accelerator
-from remuda.catalog.regions import locate
-from remuda.domain.tasks import Resources, SpotPolicy
-from remuda.domain.units import parse_rate
-from remuda.store.snapshot import Snapshot
+from cavvy.catalog.accelerators import names_matching
+from cavvy.catalog.fit import accelerator_fit
+from cavvy.catalog.needs import parse_accelerator
+from cavvy.catalog.regions import locate
+from cavvy.domain.tasks import Resources, SpotPolicy
+from cavvy.domain.units import parse_rate
+from cavvy.store.snapshot import Snapshot
 
 ROUNDS = 41
 NEEDS: dict[str, tuple[Resources, int | None, float]] = {  # need, rows asked for, bar in ms

@@ -1,4 +1,4 @@
-"""What Remuda adds to Ray's own way from the submission to the running program: alternating pairs, one table.
+"""What Cavvy adds to Ray's own way from the submission to the running program: alternating pairs, one table.
 
     python benchmarks/ray_jobs.py [--pairs 20]
 
@@ -6,8 +6,8 @@ A real cluster is made on this machine (tests/system/ray_cluster.py says what th
 program, which says when it began by the machine's own clock (/proc/uptime, 10 ms). Counted is from before the request
 that makes the job (one POST to the dashboard, or the client's call to a server that runs) to that moment. The plain job
 is one entrypoint that asks for the same CPU and memory; Ray starts a supervisor for it, as for every job. A gang of
-Remuda's takes a driver and an actor more, which is how all of its nodes are reserved at once. The difference of a pair
-is Remuda's; the median of the differences is the figure.
+Cavvy's takes a driver and an actor more, which is how all of its nodes are reserved at once. The difference of a pair
+is Cavvy's; the median of the differences is the figure.
 """
 
 import json
@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 from measure import ROOT, fresh_home
-from pairs import PROGRAM, WAIT_S, compare, make_parser, now_s, remuda_s
+from pairs import PROGRAM, WAIT_S, cavvy_s, compare, make_parser, now_s
 
 sys.path.insert(0, str(ROOT))
 
 from tests.system.ray_cluster import Cluster, shared_cluster
 
-from remuda.client import connect
+from cavvy.client import connect
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 SETTINGS = """
@@ -79,12 +79,12 @@ def main() -> None:
         print(f"skipped: {reason}")
         return
     with cluster.lab.entered(), fresh_home() as env:
-        Path(env["REMUDA_CONFIG"]).write_text(SETTINGS.format(url=cluster.url))
+        Path(env["CAVVY_CONFIG"]).write_text(SETTINGS.format(url=cluster.url))
         with connect() as client:
             compare(
                 "a job by Ray's API",
                 lambda number: plain_s(cluster, f"plain{number}"),
-                lambda _: remuda_s(client, "{cpu: 1, memory: 512MiB}"),
+                lambda _: cavvy_s(client, "{cpu: 1, memory: 512MiB}"),
                 lambda: calm(cluster),
                 pairs=pairs,
             )

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from measure import fresh_home, process_cpu_s, process_rss_mib, table
 
-from remuda.client import Client, connect
-from remuda.client.embedded import stop_server
-from remuda.domain.jobs import Job, JobPhase
-from remuda.domain.tasks import Task
-from remuda.store.base import Changes
-from remuda.store.open import open_store
+from cavvy.client import Client, connect
+from cavvy.client.embedded import stop_server
+from cavvy.domain.jobs import Job, JobPhase
+from cavvy.domain.tasks import Task
+from cavvy.store.base import Changes
+from cavvy.store.open import open_store
 
 PHASES = (JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED)
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -30,7 +30,7 @@ def fill(home: Path, count: int) -> None:
     """Put ended jobs into the database of a server that does not run."""
 
     async def write() -> None:
-        store = open_store(f"sqlite:///{home / 'remuda.db'}")
+        store = open_store(f"sqlite:///{home / 'cavvy.db'}")
         await store.open()
         start = datetime.now(UTC) - timedelta(days=30)
         first = Job(
@@ -114,7 +114,7 @@ def main() -> None:
         rows.append((what, figure, bar, "ok" if figure <= bar else "MISSED"))
 
     with fresh_home():
-        home = Path(os.environ["REMUDA_HOME"])
+        home = Path(os.environ["CAVVY_HOME"])
         for database in ("fresh database", f"database with {arguments.jobs} jobs"):
             cpu_s, rss_mib = start()
             row(f"start to healthy, {database}: CPU s", cpu_s, 0.7)

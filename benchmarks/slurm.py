@@ -1,10 +1,10 @@
-"""What Remuda adds to Slurm's own way from the submission to the running program: alternating pairs, one table.
+"""What Cavvy adds to Slurm's own way from the submission to the running program: alternating pairs, one table.
 
     python benchmarks/slurm.py [--pairs 20]
 
 A real cluster is made on this machine (tests/system/slurm.py says what that takes). Both sides run the same program,
 which writes down when it began; counted is from before the submission (`sbatch`, or the client's call to a server that
-runs) to that moment. The difference of a pair is Remuda's; the median of the differences is the figure.
+runs) to that moment. The difference of a pair is Cavvy's; the median of the differences is the figure.
 """
 
 import sys
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from tests.system.slurm import Cluster, cluster_at, why_not
 from tests.system.trust import environment
 
-from remuda.client import Client, connect
+from cavvy.client import Client, connect
 
 
 def plain_s(cluster: Cluster, stamp: Path) -> float:
@@ -31,7 +31,7 @@ def plain_s(cluster: Cluster, stamp: Path) -> float:
     return _read(stamp) - began
 
 
-def remuda_s(client: Client, stamp: Path) -> float:
+def cavvy_s(client: Client, stamp: Path) -> float:
     task = (
         f"{{name: t, resources: {{cpu: 1, memory: 512MiB}}, run: 'date +%s.%N > {stamp}.new; mv {stamp}.new {stamp}'}}"
     )
@@ -64,18 +64,18 @@ def main() -> None:
         print(f"skipped: {reason}")
         return
     with (
-        tempfile.TemporaryDirectory(prefix="remuda-slurm-") as folder,
+        tempfile.TemporaryDirectory(prefix="cavvy-slurm-") as folder,
         cluster_at(Path(folder)) as cluster,
         environment(cluster.environ),
         fresh_home() as env,
     ):
         settings = f'[providers.local]\nenabled = false\n[providers.slurm]\nfolder = "{folder}/shared"\n'
-        Path(env["REMUDA_CONFIG"]).write_text(settings)
+        Path(env["CAVVY_CONFIG"]).write_text(settings)
         with connect() as client:
             compare(
                 "sbatch and srun",
                 lambda number: plain_s(cluster, Path(folder) / f"plain{number}"),
-                lambda number: remuda_s(client, Path(folder) / f"remuda{number}"),
+                lambda number: cavvy_s(client, Path(folder) / f"cavvy{number}"),
                 lambda: _calm(cluster),
                 pairs=pairs,
             )

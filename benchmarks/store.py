@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from remuda.domain.events import Charge, Event
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task
-from remuda.domain.units import HourlyRate, Money
-from remuda.store.base import Changes, Store
-from remuda.store.open import open_store
+from cavvy.domain.events import Charge, Event
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.store.base import Changes, Store
+from cavvy.store.open import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="local", region="here", instance_type="host", rate=HourlyRate(3_600_000), shared=True)
@@ -130,7 +130,7 @@ async def submit(store: Store, job: Job) -> Job:
 
 def opening(url: str) -> float:
     """CPU seconds of a process that opens the store, less those of one that imports asyncio only."""
-    code = "import asyncio, sys, time\nif sys.argv[1:]:\n    from remuda.store.open import open_store\n"
+    code = "import asyncio, sys, time\nif sys.argv[1:]:\n    from cavvy.store.open import open_store\n"
     code += "    asyncio.run(open_store(sys.argv[1]).open())\nprint(time.process_time())"
     with_store, without = (
         float(subprocess.check_output([sys.executable, "-c", code, *arguments])) for arguments in ([url], [])
@@ -143,10 +143,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--url", help="an empty database; a temporary SQLite file where it is left out")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="remuda-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cavvy-bench-") as folder:
         cost = min(opening(f"sqlite:///{folder}/fresh-{i}.db") for i in range(5))
         print(f"{'open a fresh SQLite database, in a process of its own (s)':<58} {cost:8.3f}")
-        asyncio.run(run(arguments.url or f"sqlite:///{folder}/remuda.db", arguments.jobs))
+        asyncio.run(run(arguments.url or f"sqlite:///{folder}/cavvy.db", arguments.jobs))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from remuda.client import Client, connect
-from remuda.client.wire import JobDetail
+from cavvy.client import Client, connect
+from cavvy.client.wire import JobDetail
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE_MICROS = 3_600_000  # an hour
@@ -49,7 +49,7 @@ def observed(self, leaving):
     step = self.optimizer.step
     def count(*arguments, **named):
         result = step(*arguments, **named)
-        os.write(steps, f"{os.environ.get('REMUDA_ATTEMPT', 0)} {self.epoch * self.steps + self.step}\\n".encode())
+        os.write(steps, f"{os.environ.get('CAVVY_ATTEMPT', 0)} {self.epoch * self.steps + self.step}\\n".encode())
         return result
     self.optimizer.step = count
     try:
@@ -96,7 +96,7 @@ def run(folder: Path, count: int, epochs: int, chance: random.Random) -> dict[st
     (work / "observed.py").write_text(OBSERVED)
     (folder / "settings.toml").write_text(f"[providers.local]\nprice_usd_hr = {RATE_MICROS / 1e6}\n")
     home = folder / "home"
-    here = {"REMUDA_HOME": str(home), "REMUDA_CONFIG": str(folder / "settings.toml"), "XDG_RUNTIME_DIR": str(folder)}
+    here = {"CAVVY_HOME": str(home), "CAVVY_CONFIG": str(folder / "settings.toml"), "XDG_RUNTIME_DIR": str(folder)}
     os.environ.update(here)
     calm = train_undisturbed(folder, work, epochs)
     task = f"""
@@ -123,7 +123,7 @@ run: exec {sys.executable} observed.py --epochs {epochs} --width 16
         finally:
             client.down()
             until(lambda: not client.nodes(), "the end of all nodes")
-    remuda("server", "stop")
+    cavvy("server", "stop")
     seen = Counter(int(line.split()[1]) for line in (folder / "steps").read_text().splitlines())
     return {
         "phase": job.phase,
@@ -138,16 +138,16 @@ run: exec {sys.executable} observed.py --epochs {epochs} --width 16
 
 
 def submit(task: str, folder: Path) -> None:
-    """As `remuda run -d --yes FILE`, which freezes and uploads the folder."""
+    """As `cavvy run -d --yes FILE`, which freezes and uploads the folder."""
     file = folder / "task.yaml"
     file.write_text(task)
-    remuda("run", "-d", "--yes", str(file))
+    cavvy("run", "-d", "--yes", str(file))
 
 
 def train_undisturbed(folder: Path, work: Path, epochs: int) -> Path:
-    """The same program on the same machine, without Remuda; its last state."""
+    """The same program on the same machine, without Cavvy; its last state."""
     kept = folder / "calm"
-    environ = {**os.environ, "REMUDA_CHECKPOINT_DIR": str(kept), "STEPS": str(folder / "calm-steps")}
+    environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(kept), "STEPS": str(folder / "calm-steps")}
     command = [sys.executable, "observed.py", "--epochs", str(epochs), "--width", "16"]
     environ["OMP_NUM_THREADS"] = "1"
     subprocess.run(command, cwd=work, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=600)
@@ -239,8 +239,8 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def remuda(*arguments: str) -> None:
-    command = [sys.executable, "-c", "from remuda.cli.main import main; main()", *arguments]
+def cavvy(*arguments: str) -> None:
+    command = [sys.executable, "-c", "from cavvy.cli.main import main; main()", *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
 
 

@@ -1,8 +1,8 @@
-"""What remuda.train and its tracking add to a step of 20 ms, and what saves take of all time.
+"""What cavvy.train and its tracking add to a step of 20 ms, and what saves take of all time.
 
     python benchmarks/train_overhead.py
 
-The same small model, data and optimizer in a loop written by hand and in one of remuda.train, in one process, a step
+The same small model, data and optimizer in a loop written by hand and in one of cavvy.train, in one process, a step
 of each in turn (ABAB...): whatever else the machine does falls on both. What is added does not depend on the model's
 size, so a small one shows it best. Compared is the fastest twentieth of each, which nothing else interrupted, and the
 middle one of the differences of all pairs, in processor time of the loop's thread. Tracking is what its listener takes
@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remuda import train
-from remuda.train.checkpoint.interval import Interval
-from remuda.train.see.trackers import EVERY_S
+from cavvy import train
+from cavvy.train.checkpoint.interval import Interval
+from cavvy.train.see.trackers import EVERY_S
 
 PAIRS, ROWS, BATCH, WIDTH = 800, 4, 64, 64
 STEP_S = 0.02
@@ -51,7 +51,7 @@ def main() -> None:
     computed = median(a - b for (_, a), (_, b) in pairs)
     share, saving, tracking = added / STEP_S, stall / interval.seconds, listening / STEP_S + row / EVERY_S
     print(f"a step by hand                 {by_hand * 1e3:7.2f} ms")
-    print(f"added by remuda.train          {added * 1e3:7.3f} ms   {share:.2%} of a step of 20 ms, bar 1 %")
+    print(f"added by cavvy.train          {added * 1e3:7.3f} ms   {share:.2%} of a step of 20 ms, bar 1 %")
     print(f"  its processor time           {computed * 1e3:7.3f} ms   {computed / STEP_S:.2%}")
     rows = f"with a row of {row * 1e3:.2f} ms a second"
     print(f"added by tracking              {listening * 1e3:7.3f} ms   {tracking:.2%} {rows}")

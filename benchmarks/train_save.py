@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from remuda import train
+from cavvy import train
 
 STEP_S, SAVES, BAR_MS = 0.2, 9, 60.0
 

@@ -9,7 +9,7 @@ import ast
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "remuda"
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "cavvy"
 FILE_LINES, FUNCTION_LINES, ROOM_FILES = 600, 60, 15
 TRAIN_LINES, TRAIN_FILE_LINES = 3500, 250
 TABLES = {"catalog/accelerators.py"}  # facts, one row a line

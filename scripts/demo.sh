@@ -5,10 +5,10 @@
 #   DEMO_EPOCHS=15  that many
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export REMUDA_HOME=$PWD/.cache/demo/home REMUDA_CONFIG=$PWD/.cache/demo/settings.toml
+export CAVVY_HOME=$PWD/.cache/demo/home CAVVY_CONFIG=$PWD/.cache/demo/settings.toml
 export PATH=$PWD/.venv/bin:$PATH
-mkdir -p "$REMUDA_HOME" && chmod 700 "$REMUDA_HOME"
-cat >"$REMUDA_CONFIG" <<'T'
+mkdir -p "$CAVVY_HOME" && chmod 700 "$CAVVY_HOME"
+cat >"$CAVVY_CONFIG" <<'T'
 # This machine costs 3.60 dollars an hour, so that the demo's bill is not zero.
 [providers.local]
 price_usd_hr = 3.60
@@ -27,8 +27,8 @@ show() {
 watcher=
 leave() {
     [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
-    remuda down --all --yes >/dev/null 2>&1 || true
-    remuda server stop >/dev/null 2>&1 || true
+    cavvy down --all --yes >/dev/null 2>&1 || true
+    cavvy server stop >/dev/null 2>&1 || true
 }
 trap leave EXIT
 
@@ -37,20 +37,20 @@ echo "Needed: this machine, and torch, which the task's own setup installs once.
 echo "GPUs, cloud accounts, containers. The machine's price of \$3.60/h is made up, so that there is a bill to read."
 
 heading "1. What would it cost, and where?"
-show remuda plan $task --limit 5 "${short[@]}"
+show cavvy plan $task --limit 5 "${short[@]}"
 
 heading "2. Run it here. After a third of the epochs, a fire drill in the background takes the machine away:"
-printf '%s$ remuda drill preempt NAME --notice 5s%s\n' "$bold" "$plain"
-last=$(remuda ps --all -o json | .venv/bin/python -c 'import json, sys; print(max([j["id"] for j in json.load(sys.stdin)], default=""))')
+printf '%s$ cavvy drill preempt NAME --notice 5s%s\n' "$bold" "$plain"
+last=$(cavvy ps --all -o json | .venv/bin/python -c 'import json, sys; print(max([j["id"] for j in json.load(sys.stdin)], default=""))')
 .venv/bin/python scripts/demo_preempt.py "$last" $((epochs / 3)) &
 watcher=$!
-show remuda run $task --yes "${short[@]}"
+show cavvy run $task --yes "${short[@]}"
 wait "$watcher"
 watcher=
 
-name=$(remuda ps --limit 1 -o json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[0]["name"])')
+name=$(cavvy ps --limit 1 -o json | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)[0]["name"])')
 heading "3. What happened, step by step"
-show remuda events "$name"
+show cavvy events "$name"
 
 heading "4. The bill, line by line"
-show remuda cost "$name"
+show cavvy cost "$name"

@@ -1,7 +1,7 @@
-"""Run the fire drill `remuda drill preempt` on the job that the demo starts next, once it has done so many epochs.
+"""Run the fire drill `cavvy drill preempt` on the job that the demo starts next, once it has done so many epochs.
 
 Called by scripts/demo.sh with the id of the newest job before it (ids grow with time) and the number of epochs. It
-says nothing where all goes well, since the terminal belongs to `remuda run`.
+says nothing where all goes well, since the terminal belongs to `cavvy run`.
 """
 
 import json
@@ -22,21 +22,21 @@ def main(last: str, epochs: int) -> int:
         if job["phase"] in ("done", "failed", "stopped"):
             print(f"demo: {job['name']} was {job['phase']} before it could be preempted", file=sys.stderr)
             return 1
-        nodes = _remuda("status", job["name"])["attempts"][-1:]
+        nodes = _cavvy("status", job["name"])["attempts"][-1:]
         if any(node["progress"].get("done", 0) >= epochs for attempt in nodes for node in attempt["nodes"]):
-            drill = ["remuda", "drill", "preempt", job["name"], "--notice", "5s"]
+            drill = ["cavvy", "drill", "preempt", job["name"], "--notice", "5s"]
             return subprocess.run(drill, check=False, stdout=subprocess.DEVNULL).returncode
     print("demo: the job made no progress for twenty minutes", file=sys.stderr)
     return 1
 
 
 def _newer(last: str) -> dict[str, Any] | None:
-    jobs = [job for job in _remuda("ps", "--limit", "1") if job["id"] > last]
+    jobs = [job for job in _cavvy("ps", "--limit", "1") if job["id"] > last]
     return jobs[0] if jobs else None
 
 
-def _remuda(*arguments: str) -> Any:
-    shown = subprocess.run(["remuda", *arguments, "-o", "json"], capture_output=True, text=True, check=True)
+def _cavvy(*arguments: str) -> Any:
+    shown = subprocess.run(["cavvy", *arguments, "-o", "json"], capture_output=True, text=True, check=True)
     return json.loads(shown.stdout)
 
 

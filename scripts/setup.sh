@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Make .venv with the `remuda` command in it. Called by `make setup`; does nothing when nothing changed.
+# Make .venv with the `cavvy` command in it. Called by `make setup`; does nothing when nothing changed.
 #   scripts/setup.sh         what users need
 #   scripts/setup.sh dev     and what tests and checks need
 set -euo pipefail
 cd "$(dirname "$0")/.."
 group=${1:-user}
 stamp=.venv/.setup-$group
-sum=$(cat pyproject.toml constraints.txt scripts/setup.sh src/remuda/__init__.py | sha256sum | cut -d' ' -f1)
+sum=$(cat pyproject.toml constraints.txt scripts/setup.sh src/cavvy/__init__.py | sha256sum | cut -d' ' -f1)
 for made in "$stamp" .venv/.setup-dev; do  # what tests need holds what users need
-    if [ -f "$made" ] && [ "$(cat "$made")" = "$sum" ] && [ -x .venv/bin/remuda ]; then exit 0; fi
+    if [ -f "$made" ] && [ "$(cat "$made")" = "$sum" ] && [ -x .venv/bin/cavvy ]; then exit 0; fi
 done
 
 python=${PYTHON:-}
@@ -37,7 +37,7 @@ if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv
     .venv/bin/python -m pip uninstall -qq --disable-pip-version-check --yes setuptools  # 4 MB that nothing needs
 fi
-what="remuda and what it needs"
+what="cavvy and what it needs"
 [ "$group" = dev ] && what="$what, with what tests and checks need"
 echo "setup: installing $what"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
@@ -50,4 +50,4 @@ P
 fi
 .venv/bin/python -m compileall -q src  # so that the first start is as quick as the second; pip did the same for the rest
 echo "$sum" >"$stamp"
-echo "setup: done; try: .venv/bin/remuda --help"
+echo "setup: done; try: .venv/bin/cavvy --help"

@@ -5,7 +5,7 @@ fails, or one of several ranks, has two more tries, because the machine is noisy
 a test that needs them again and again is a defect.
 
 A run has an end: a test has five minutes (`timeout` in pyproject.toml), each further try of it half of that, and once
-`REMUDA_TEST_BUDGET_S` seconds have passed since the run began, tests of real servers that have not begun are skipped,
+`CAVVY_TEST_BUDGET_S` seconds have passed since the run began, tests of real servers that have not begun are skipped,
 each saying so.
 """
 
@@ -46,7 +46,7 @@ def needs_ranks(item: pytest.Item) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
-    proofs, seconds = os.environ.get("REMUDA_PROOFS"), os.environ.get("REMUDA_TEST_SECONDS")
+    proofs, seconds = os.environ.get("CAVVY_PROOFS"), os.environ.get("CAVVY_TEST_SECONDS")
     if proofs:
         config.pluginmanager.register(Notary(Path(proofs)))
     config.pluginmanager.register(Watch(Path(seconds) if seconds else None))
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    budget, began = os.environ.get("REMUDA_TEST_BUDGET_S"), os.environ.get("REMUDA_TEST_BEGAN")
+    budget, began = os.environ.get("CAVVY_TEST_BUDGET_S"), os.environ.get("CAVVY_TEST_BEGAN")
     if budget and began and needs_real_servers(item) and time.time() - float(began) > float(budget):
         pytest.skip(f"not run: the {float(budget):.0f} s of this run are used up; alone: make test ARGS={item.nodeid}")
     if getattr(item, "execution_count", 1) > 1:

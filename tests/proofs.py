@@ -1,4 +1,4 @@
-"""What a run of the tests proves about each provider, written to the file that `REMUDA_PROOFS` names.
+"""What a run of the tests proves about each provider, written to the file that `CAVVY_PROOFS` names.
 
 A contract test says by the module's `PROOF` what its place is; any other test says by the mark `proves` which
 feature of which provider it shows. The page docs/reference/features.md is made from the file.

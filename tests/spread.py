@@ -1,7 +1,7 @@
 """Which process gets which tests: what uses the same servers together, and what takes longest first.
 
 `tests/seconds.json` says how long each group of tests took when it was last measured; it is written anew by
-`REMUDA_TEST_SECONDS=tests/seconds.json make test`, and need not be exact. A run's summary says how even it was.
+`CAVVY_TEST_SECONDS=tests/seconds.json make test`, and need not be exact. A run's summary says how even it was.
 """
 
 import json

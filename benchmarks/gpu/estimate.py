@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from remuda.planner.estimate.devices import Device, device_of
-from remuda.planner.estimate.memory import estimate_memory
-from remuda.planner.estimate.profile import read_profile
-from remuda.planner.estimate.roofline import estimate_step
-from remuda.planner.estimate.settings import Run
-from remuda.train.script import fake_device
-from remuda.train.trace import trace_step
+from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.estimate.profile import read_profile
+from cavvy.planner.estimate.roofline import estimate_step
+from cavvy.planner.estimate.settings import Run
+from cavvy.train.script import fake_device
+from cavvy.train.trace import trace_step
 
 WARM = 8  # steps before those that count
 PRETENDED = "H200"  # where there is no GPU

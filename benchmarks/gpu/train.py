@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from remuda import train
-from remuda.tuning.diagnose import Doctor
-from remuda.tuning.session import ScriptError, Session
-from remuda.tuning.tune import Tuner
+from cavvy import train
+from cavvy.tuning.diagnose import Doctor
+from cavvy.tuning.session import ScriptError, Session
+from cavvy.tuning.tune import Tuner
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
 LONGEST_S = 400  # what has not begun by then is left out, and said to be
@@ -82,7 +82,7 @@ def tune(title: str, name: str, small: bool, bar: str) -> None:
 def save(small: bool) -> None:
     """From a notice until everything of a large AdamW state lies on disk, with the step that was under way."""
     width, layers = (64, 2) if small else (2048, 262)
-    folder = tempfile.mkdtemp(prefix="remuda-bench-")
+    folder = tempfile.mkdtemp(prefix="cavvy-bench-")
     run = train.Run(folder, plan=train.Plan(micro_batch=1), save_every=1e9)
     model = run.model(lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))))
     optimizer = run.optimizer(torch.optim.AdamW, lr=1e-4)

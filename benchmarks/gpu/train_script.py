@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remuda import train
+from cavvy import train
 
 
 class Bottleneck(nn.Module):

@@ -1,8 +1,8 @@
 """Train a small CNN on the 1,797 handwritten digits that ship inside scikit-learn; resume after any loss.
 
-A plain PyTorch loop. It reads where to keep its checkpoint from REMUDA_CHECKPOINT_DIR, writes one after each epoch
+A plain PyTorch loop. It reads where to keep its checkpoint from CAVVY_CHECKPOINT_DIR, writes one after each epoch
 and, when the machine is about to be taken away (SIGTERM), after the step in hand; it reports progress by lines in
-REMUDA_PROGRESS_FILE. Without Remuda it runs just as well: `python train.py`.
+CAVVY_PROGRESS_FILE. Without Cavvy it runs just as well: `python train.py`.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Checkpoint:
 
 
 def report(**values: float | str) -> None:
-    path = os.environ.get("REMUDA_PROGRESS_FILE")
+    path = os.environ.get("CAVVY_PROGRESS_FILE")
     if path:
         with open(path, "a") as file:
             file.write(json.dumps(values) + "\n")
@@ -156,7 +156,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: leaving.append(number))
     torch.manual_seed(0)
     training = Training(read_arguments())
-    checkpoint = Checkpoint(Path(os.environ.get("REMUDA_CHECKPOINT_DIR", "checkpoints")))
+    checkpoint = Checkpoint(Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints")))
     if state := checkpoint.load():
         training.resume(state)
         print(

@@ -2,7 +2,7 @@
 
     python ray_gang.py PROGRAM.py [ARGUMENT ...]
 
-Every rank runs this same line; Remuda's rank environment says who is first. The program finds the cluster by
+Every rank runs this same line; Cavvy's rank environment says who is first. The program finds the cluster by
 `ray.init()`. Nothing outlives the gang, and no other Ray on the machine is touched, as `ray stop` would.
 """
 

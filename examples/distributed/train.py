@@ -1,7 +1,7 @@
 """Train a small network on scikit-learn's digits by data-parallel processes on several nodes (DDP, gloo or NCCL).
 
-Start it by torchrun on every node; Remuda sets what torchrun wants to know: see task.yaml. Rank 0 writes a checkpoint
-after each epoch into REMUDA_CHECKPOINT_DIR and goes on from it after any loss.
+Start it by torchrun on every node; Cavvy sets what torchrun wants to know: see task.yaml. Rank 0 writes a checkpoint
+after each epoch into CAVVY_CHECKPOINT_DIR and goes on from it after any loss.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    path = Path(os.environ.get("REMUDA_CHECKPOINT_DIR", ".")) / "state.pt"
+    path = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", ".")) / "state.pt"
     first = 0
     if path.exists():
         state = torch.load(path, map_location=device, weights_only=True)

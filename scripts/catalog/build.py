@@ -1,6 +1,6 @@
-"""Builds the snapshot of prices that ships with Remuda from a folder of price tables.
+"""Builds the snapshot of prices that ships with Cavvy from a folder of price tables.
 
-    python scripts/catalog/build.py --facts FOLDER [--out src/remuda/catalog/snapshot.db]
+    python scripts/catalog/build.py --facts FOLDER [--out src/cavvy/catalog/snapshot.db]
 
 The same tables give the same file. What is left out is counted by its reason at the end.
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from clouds import COLLECTED, Reader
 
-from remuda.domain.units import parse_usd
-from remuda.store.snapshot.choose import SHIPPED
-from remuda.store.snapshot.writer import EgressPrice, write_snapshot
+from cavvy.domain.units import parse_usd
+from cavvy.store.snapshot.choose import SHIPPED
+from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
 
 
 def main() -> None:

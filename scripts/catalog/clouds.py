@@ -13,10 +13,10 @@ from statistics import median
 from azure_sizes import find_size
 from facts import DISK_GIB, NETWORK_GBITS, gcp_memory_gib
 
-from remuda.catalog.accelerators import find_accelerator, nominal_memory
-from remuda.catalog.retired import find_retired
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.units import HourlyRate, parse_rate
+from cavvy.catalog.accelerators import find_accelerator, nominal_memory
+from cavvy.catalog.retired import find_retired
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate, parse_rate
 
 COLLECTED = date(2026, 11, 20)  # when the tables that bear no date of their own were put together
 _COUNTRIES = {"USA": "us", "CANADA": "ca", "FINLAND": "fi"}

@@ -1,23 +1,23 @@
 """Writes docs/reference/features.md: what was shown of each provider, from the proofs of one run of the tests.
 
-REMUDA_PROOFS=docs/reference/features.json make test && .venv/bin/python scripts/docs/features.py
+CAVVY_PROOFS=docs/reference/features.json make test && .venv/bin/python scripts/docs/features.py
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from remuda.providers.base import Feature
-from remuda.providers.registry import manifests as list_manifests
+from cavvy.providers.base import Feature
+from cavvy.providers.registry import manifests as list_manifests
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 _INTRO = """# What was shown of each provider
 
 Made by `scripts/docs/features.py` from `features.json`, which a run of the tests wrote; a test fails when it is stale.
-To run it again: `REMUDA_PROOFS=docs/reference/features.json make test && make docs`.
+To run it again: `CAVVY_PROOFS=docs/reference/features.json make test && make docs`.
 
 ## The contract suite
-Every provider passes the same checks (`remuda.providers.contract`). A check is skipped only for a reason that is
+Every provider passes the same checks (`cavvy.providers.contract`). A check is skipped only for a reason that is
 counted here.
 
 | provider | the place under test | checks passed | skipped |

@@ -12,10 +12,10 @@ import task_file
 _FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 # Pages that a room's own module prints.
 _PRINTED = {
-    "api.md": "remuda.api.reference",
-    "errors.md": "remuda.api.errors",
-    "providers.md": "remuda.providers.registry",
-    "settings.md": "remuda.settings",
+    "api.md": "cavvy.api.reference",
+    "errors.md": "cavvy.api.errors",
+    "providers.md": "cavvy.providers.registry",
+    "settings.md": "cavvy.settings",
 }
 
 

@@ -1,7 +1,7 @@
 """Makes docs/img/demo.svg, the README's picture, from a real run of the demo in a terminal of its own.
 
 Run it by hand when the demo looks different: `.venv/bin/python scripts/docs/picture.py`. It starts from nothing, so
-the run includes the first installation of torch. What is shown is what the terminal held, from `remuda run` to the
+the run includes the first installation of torch. What is shown is what the terminal held, from `cavvy run` to the
 bill; nothing is edited.
 """
 
@@ -54,7 +54,7 @@ def main() -> int:
         sys.stdout.write(output)
         return status
     lines = _screen(output)
-    first = next(n for n, line in enumerate(lines) if line.plain.startswith("$ remuda run"))
+    first = next(n for n, line in enumerate(lines) if line.plain.startswith("$ cavvy run"))
     last = next(n for n, line in enumerate(lines) if line.plain.startswith("3. "))
     _PICTURE.parent.mkdir(exist_ok=True)
     _PICTURE.write_text(_draw(lines[first:last]))
@@ -118,7 +118,7 @@ def _draw(lines: list[Text]) -> str:
     console = Console(record=True, width=_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
     for line in lines:
         console.print(line, no_wrap=True, highlight=False)
-    return console.export_svg(title="remuda", theme=DIMMED_MONOKAI, code_format=_TEMPLATE, unique_id="demo")
+    return console.export_svg(title="cavvy", theme=DIMMED_MONOKAI, code_format=_TEMPLATE, unique_id="demo")
 
 
 if __name__ == "__main__":

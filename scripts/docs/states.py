@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from remuda.domain.jobs import ATTEMPT_MOVES, JOB_ENDS, JOB_MOVES, AttemptPhase, JobPhase
+from cavvy.domain.jobs import ATTEMPT_MOVES, JOB_ENDS, JOB_MOVES, AttemptPhase, JobPhase
 
 T = TypeVar("T", bound=StrEnum)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "jobs.md"

@@ -1,4 +1,4 @@
-"""Trace the models that `remuda estimate --model` knows; their profiles go to planner/estimate/zoo.jsonl.gz.
+"""Trace the models that `cavvy estimate --model` knows; their profiles go to planner/estimate/zoo.jsonl.gz.
 
 Needs torch, torchvision and transformers (4.57), which are no dependencies of the project. No weights are loaded:
 every tensor is fake. Run: python scripts/estimate/zoo.py
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).parents[2] / "src/remuda/planner/estimate/zoo.jsonl.gz"
+OUT = Path(__file__).parents[2] / "src/cavvy/planner/estimate/zoo.jsonl.gz"
 VISION = {
     "resnet18": 64, "resnet34": 64, "resnet50": 64, "resnet101": 64, "resnet152": 64, "vit_b_16": 32, "vit_l_16": 16,
     "convnext_tiny": 32, "efficientnet_b0": 64, "mobilenet_v3_large": 64,
@@ -75,8 +75,8 @@ def list_wanted() -> Iterator[tuple[str, int, str, bool]]:
 
 
 def main() -> None:
-    from remuda.train.script import fake_device
-    from remuda.train.trace import trace_step
+    from cavvy.train.script import fake_device
+    from cavvy.train.trace import trace_step
 
     lines = []
     for name, batch, precision, checkpointing in list_wanted():

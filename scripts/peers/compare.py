@@ -1,9 +1,9 @@
-"""Compare what Remuda and another tool understand of a folder of that tool's files.
+"""Compare what Cavvy and another tool understand of a folder of that tool's files.
 
     python scripts/peers/compare.py skypilot|dstack FOLDER PYTHON [--verbose]
 
 PYTHON is that of an environment in which the tool is installed. Prints how many files both, one or neither accept,
-and each difference in commands, environment and resources. Nothing of the tool is needed for Remuda itself.
+and each difference in commands, environment and resources. Nothing of the tool is needed for Cavvy itself.
 """
 
 import argparse
@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from remuda.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task
-from remuda.spec import SpecError, load_file
-from remuda.spec.peers.accelerators import find_needs
-from remuda.spec.peers.detect import Dialect
+from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task
+from cavvy.spec import SpecError, load_file
+from cavvy.spec.peers.accelerators import find_needs
+from cavvy.spec.peers.detect import Dialect
 
 REFERENCE = Path(__file__).with_name("reference.py")
 Facts = dict[str, Any]
@@ -72,7 +72,7 @@ def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
 
 
 def read_ours(path: Path, dialect: Dialect) -> Facts:
-    """What Remuda says of a file. One that it takes for its own is named, as it means the same in both."""
+    """What Cavvy says of a file. One that it takes for its own is named, as it means the same in both."""
     try:
         found = load_file(path)
     except SpecError as error:

@@ -11,15 +11,15 @@ import httpx
 import pytest
 from tests.system.postgres import PostgresMissing, new_database
 
-from remuda import settings
-from remuda.api.app import make_app
-from remuda.api.gate import Gate
-from remuda.api.home import Home
-from remuda.api.house import House
-from remuda.api.opening import open_house
-from remuda.client.ids import make_key
-from remuda.domain.jobs import Attempt
-from remuda.domain.protocol import PROTOCOL
+from cavvy import settings
+from cavvy.api.app import make_app
+from cavvy.api.gate import Gate
+from cavvy.api.home import Home
+from cavvy.api.house import House
+from cavvy.api.opening import open_house
+from cavvy.client.ids import make_key
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.protocol import PROTOCOL
 
 TOKEN = "the-users-token"
 KINDS = ("memory", "sqlite", "postgres")
@@ -76,7 +76,7 @@ class Api:
 
     def agent(self, gang: str, protocol: int = PROTOCOL) -> dict[str, str]:
         """The headers of a gang's agent."""
-        return {"Authorization": f"Bearer {self.house.tokens.of(gang)}", "Remuda-Agent-Protocol": str(protocol)}
+        return {"Authorization": f"Bearer {self.house.tokens.of(gang)}", "Cavvy-Agent-Protocol": str(protocol)}
 
 
 async def until(look: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -107,12 +107,12 @@ async def open_api(kind: str, folder: Path, *, script: str = SCRIPT) -> AsyncIte
     (folder / "settings.toml").write_text(
         f"[providers.local]\nenabled = false\n[providers.fake]\nscript = '{folder}/script.toml'\n"
     )
-    environment = {"HOME": str(folder), "REMUDA_HOME": str(root), "REMUDA_CONFIG": str(folder / "settings.toml")}
+    environment = {"HOME": str(folder), "CAVVY_HOME": str(root), "CAVVY_CONFIG": str(folder / "settings.toml")}
     configured = settings.load(environment)
     async with open_house(Home(str(root)), configured, "unix:/nowhere", lambda: None, database=url) as house:
         app = Gate(make_app(house), TOKEN)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)  # type: ignore[arg-type]  # it is one
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(transport=transport, base_url="http://remuda", headers=headers) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://cavvy", headers=headers) as http:
             yield Api(house=house, http=http, app=app)
             house.close_polls()

@@ -10,12 +10,12 @@ import pytest
 from tests.api.api_house import TOKEN, Api, until
 from tests.system.storages import GoogleStandIn, start_google
 
-from remuda.control.agents import data, vault
-from remuda.domain.markets import Observation, Sight
-from remuda.domain.protocol import NEWEST, OLDEST, PROTOCOL
-from remuda.planner.pace import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
-from remuda.store.base import Changes
-from remuda.store.objects.places import open_place
+from cavvy.control.agents import data, vault
+from cavvy.domain.markets import Observation, Sight
+from cavvy.domain.protocol import NEWEST, OLDEST, PROTOCOL
+from cavvy.planner.pace import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
+from cavvy.store.base import Changes
+from cavvy.store.objects.places import open_place
 
 pytestmark = pytest.mark.anyio
 CLAIM = {"rank": 0, "nonce": "n1", "address": "127.0.0.1", "host": {"hostname": "h", "python": "3", "platform": "p"}}
@@ -48,7 +48,7 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     granted = (await claim(api, gang)).json()
     assert granted["state"] == "go"
     assert granted["work"]["run"] == "true"
-    assert granted["work"]["env"] == {"A": "b", "REMUDA_PRICE_USD_HR": "0", "REMUDA_LOSSES_PER_HOUR": "0.000157863"}
+    assert granted["work"]["env"] == {"A": "b", "CAVVY_PRICE_USD_HR": "0", "CAVVY_LOSSES_PER_HOUR": "0.000157863"}
     assert granted["work"]["attempt"] == 1
     assert granted["lease_s"] > 0
     assert (await claim(api, gang)).json()["state"] == "go"
@@ -62,7 +62,7 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     assert await until(lambda: _phase(api, "done"))
     log = await api.http.get(JOB + "/logs")
     assert log.content == b"hello\nyou\n"
-    assert log.headers["remuda-log-offset"] == "10"
+    assert log.headers["cavvy-log-offset"] == "10"
 
 
 async def test_work_knows_its_price_and_how_often_its_market_takes_nodes(api: Api) -> None:
@@ -73,10 +73,10 @@ async def test_work_knows_its_price_and_how_often_its_market_takes_nodes(api: Ap
     await api.house.store.commit(Changes(observations=lives))
     await claim(api, gang)
     granted = (await claim(api, gang, rank=1, nonce="n2")).json()
-    assert granted["work"]["env"]["REMUDA_PRICE_USD_HR"] == "5"
+    assert granted["work"]["env"]["CAVVY_PRICE_USD_HR"] == "5"
     # 48 losses in 48 node-hours, mixed with the prior's 24 node-hours, for two nodes
     expected = 2 * (48 + FAILURES_PER_NODE_HOUR * PRIOR_NODE_HOURS) / (48 + PRIOR_NODE_HOURS)
-    assert float(granted["work"]["env"]["REMUDA_LOSSES_PER_HOUR"]) == pytest.approx(expected, rel=1e-5)
+    assert float(granted["work"]["env"]["CAVVY_LOSSES_PER_HOUR"]) == pytest.approx(expected, rel=1e-5)
 
 
 async def _phase(api: Api, phase: str) -> bool:
@@ -105,7 +105,7 @@ async def test_a_gang_waits_until_it_is_whole(api: Api) -> None:
 async def test_tokens_open_their_own_doors_only(api: Api) -> None:
     gang = await start(api)
     body = {**CLAIM, "gang": gang}
-    protocol = {"Remuda-Agent-Protocol": "1"}
+    protocol = {"Cavvy-Agent-Protocol": "1"}
     post = api.http.post
     users = await post("/agent/v1/claim", json=body, headers=protocol)
     assert (users.status_code, users.json()["code"]) == (403, "forbidden")
@@ -122,7 +122,7 @@ async def test_tokens_open_their_own_doors_only(api: Api) -> None:
 async def test_an_agent_of_another_time_is_told(api: Api) -> None:
     gang = await start(api)
     for version in ("0", str(NEWEST + 1), "9" * 5000, "", "x"):
-        headers = {**api.agent(gang), "Remuda-Agent-Protocol": version}
+        headers = {**api.agent(gang), "Cavvy-Agent-Protocol": version}
         answer = await api.http.post("/agent/v1/claim", json={**CLAIM, "gang": gang}, headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (426, "agent-protocol")
         assert answer.json()["message"].endswith(f"this server serves {OLDEST} to {NEWEST}")
@@ -210,9 +210,9 @@ async def test_logs_go_on_over_attempts_and_wait(api: Api) -> None:
     assert (await waiting).content == b"first\n"
     await report(api, gang, {"seq": 2, "kind": "exited", "outcome": "exit", "exit_code": 3, "log_bytes": 6})
     headers = (await api.http.get(JOB + "/logs", params={"attempt": 1, "offset": 6, "wait_s": 30})).headers
-    assert (headers["remuda-log-attempt"], headers["remuda-log-offset"]) == ("2", "0")
+    assert (headers["cavvy-log-attempt"], headers["cavvy-log-offset"]) == ("2", "0")
     alone = await api.http.get(JOB + "/logs", params={"attempt": 1, "offset": 6, "only": True})
-    assert alone.headers["remuda-log-over"] == "true"
+    assert alone.headers["cavvy-log-over"] == "true"
     tail = await api.http.get(JOB + "/logs", params={"attempt": 1, "tail_bytes": 3})
     assert tail.content == b"st\n"
     assert (await api.http.get(JOB + "/logs", params={"attempt": 9})).json()["code"] == "log-not-found"
@@ -243,7 +243,7 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     assert (await reading).content == b"abc"
     await api.http.post(output, params={**query, "offset": 3, "exit_code": 4}, headers=api.agent(gang))
     end = await api.http.get(f"{JOB}/exec/{exec_id}", params={"offset": 3, "wait_s": 30})
-    assert (end.content, end.headers["remuda-exit-code"]) == (b"", "4")
+    assert (end.content, end.headers["cavvy-exit-code"]) == (b"", "4")
     none = await api.http.get(f"{JOB}/exec/nosuch")
     assert (none.status_code, none.json()["code"]) == (404, "exec-not-found")
 
@@ -256,7 +256,7 @@ async def test_a_command_ends_with_its_nodes(api: Api) -> None:
     exec_id = (await api.http.post(JOB + "/exec", json={"command": ["sleep", "9"]})).json()["id"]
     reading = asyncio.create_task(api.http.get(f"{JOB}/exec/{exec_id}", params={"wait_s": 60}))
     await report(api, gang, {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0})
-    assert (await asyncio.wait_for(reading, 30)).headers["remuda-exit-code"] == "255"
+    assert (await asyncio.wait_for(reading, 30)).headers["cavvy-exit-code"] == "255"
 
 
 async def test_secrets_reach_the_agent_and_nobody_else(api: Api) -> None:

@@ -3,24 +3,24 @@
 import re
 from pathlib import Path
 
-from remuda.api import errors, reference
-from remuda.api.errors import CODES
+from cavvy.api import errors, reference
+from cavvy.api.errors import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_of_errors_is_fresh() -> None:
     page = (ROOT / "docs/reference/errors.md").read_text("utf-8")
-    assert page == errors.reference(), "run: python -m remuda.api.errors > docs/reference/errors.md"
+    assert page == errors.reference(), "run: python -m cavvy.api.errors > docs/reference/errors.md"
 
 
 def test_the_page_of_routes_is_fresh() -> None:
     page = (ROOT / "docs/reference/api.md").read_text("utf-8")
-    assert page == reference.reference(), "run: python -m remuda.api.reference > docs/reference/api.md"
+    assert page == reference.reference(), "run: python -m cavvy.api.reference > docs/reference/api.md"
 
 
 def test_every_code_is_raised_somewhere() -> None:
-    source = "".join(path.read_text("utf-8") for path in (ROOT / "src/remuda/api").rglob("*.py"))
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "src/cavvy/api").rglob("*.py"))
     raised = set(re.findall(r'(?:Problem|Later)\(\s*"([a-z-]+)"', source))
     either = re.findall(r'Problem\("([a-z-]+)" if [^,]* else "([a-z-]+)"', source)
     assert raised | {code for codes in either for code in codes} == set(CODES)

@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 from tests.api.api_house import Api, until
 
-from remuda.client.ids import make_id, make_key
+from cavvy.client.ids import make_id, make_key
 
 pytestmark = pytest.mark.anyio
 
@@ -132,7 +132,7 @@ async def test_a_missing_secret_is_named(api: Api) -> None:
     text = "{name: s, run: 'true', secrets: [TOKEN]}"
     answer = await api.post_job(text)
     assert answer.json()["code"] == "secret-missing"
-    assert "remuda secret set TOKEN" in answer.json()["hint"]
+    assert "cavvy secret set TOKEN" in answer.json()["hint"]
     await api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "x"})
     await api.submit(text)
 
@@ -156,7 +156,7 @@ async def test_stop_retry_and_their_errors(api: Api) -> None:
     base = "/v1/projects/default/jobs/j"
     early = await api.http.post(base + "/retry")
     assert (early.status_code, early.json()["code"]) == (409, "job-not-ended")
-    assert early.json()["hint"] == "wait for it, or stop it with `remuda stop j`"
+    assert early.json()["hint"] == "wait for it, or stop it with `cavvy stop j`"
     stopped = (await api.http.post(base + "/stop")).json()
     assert stopped["phase"] in ("stopping", "stopped")
     await until(lambda: _phase(api, base, "stopped"))
@@ -175,15 +175,15 @@ async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api
         return str(answer.json()["hint"])
 
     command = {"command": ["ls"]}
-    assert "`remuda status j -p team`" in await hint("/logs?rank=7")
-    assert "`remuda status j -p team`" in await hint("/logs?attempt=7")
-    assert "`remuda status j -p team` lists its nodes" in await hint("/exec", {**command, "rank": 7})
-    assert "`remuda status j -p team` says how its nodes are" in await hint("/exec", command)
-    assert "`remuda stop j -p team`" in await hint("/retry", {})
+    assert "`cavvy status j -p team`" in await hint("/logs?rank=7")
+    assert "`cavvy status j -p team`" in await hint("/logs?attempt=7")
+    assert "`cavvy status j -p team` lists its nodes" in await hint("/exec", {**command, "rank": 7})
+    assert "`cavvy status j -p team` says how its nodes are" in await hint("/exec", command)
+    assert "`cavvy stop j -p team`" in await hint("/retry", {})
     await api.http.post(base + "/stop")
     await until(lambda: _phase(api, base, "stopped"))
     for path, body in (("/exec", command), ("/drill/preempt", {"notice_s": 1})):
-        assert "`remuda logs j -p team` has what it said; `remuda rerun j -p team` runs it" in await hint(path, body)
+        assert "`cavvy logs j -p team` has what it said; `cavvy rerun j -p team` runs it" in await hint(path, body)
 
 
 async def _phase(api: Api, base: str, phase: str) -> bool:
@@ -195,7 +195,7 @@ async def test_a_drill_needs_nodes(api: Api) -> None:
     await api.submit("{name: later, run: 'true', schedule: {at: 2199-01-01T00:00:00Z}}")
     answer = await api.http.post("/v1/projects/default/jobs/later/drill/preempt", json={"notice_s": 1})
     assert (answer.status_code, answer.json()["code"]) == (409, "job-not-running")
-    assert "`remuda status later` says how its nodes are" in answer.json()["hint"]
+    assert "`cavvy status later` says how its nodes are" in answer.json()["hint"]
     made = await api.submit("{name: now, run: 'true'}")
     await api.attempt(made["id"])
     answer = await api.http.post("/v1/projects/default/jobs/now/drill/preempt", json={"notice_s": 60})

@@ -3,7 +3,7 @@
 import pytest
 from tests.api.api_house import Api
 
-from remuda.domain.protocol import PROTOCOL
+from cavvy.domain.protocol import PROTOCOL
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def test_machines_routes_take_no_users_token_for_a_place_that_is_not_there
 async def test_a_claim_token_claims_its_rank_and_opens_nothing_else(api: Api) -> None:
     made = await api.submit()
     gang = (await api.attempt(made["id"])).gang
-    spoken = {"Remuda-Agent-Protocol": str(PROTOCOL), "Authorization": f"Bearer {api.house.tokens.of_claim(gang, 0)}"}
+    spoken = {"Cavvy-Agent-Protocol": str(PROTOCOL), "Authorization": f"Bearer {api.house.tokens.of_claim(gang, 0)}"}
     assert (await api.http.get(f"/agent/v1/orders?gang={gang}&rank=0", headers=spoken)).status_code == 403
     ask = {"gang": gang, "rank": 0, "nonce": "n", "address": "a"}
     claimed = (await api.http.post("/agent/v1/claim", json=ask, headers=spoken)).json()

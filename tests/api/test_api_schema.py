@@ -93,7 +93,7 @@ def aim(case: Any, running: Running) -> dict[str, str]:
     """Make the case meet something that exists, about every second time; the headers that open its door."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     if case.path.startswith("/agent/"):
-        headers = {"Authorization": f"Bearer {running.gang_token}", "Remuda-Agent-Protocol": "1"}
+        headers = {"Authorization": f"Bearer {running.gang_token}", "Cavvy-Agent-Protocol": "1"}
         if isinstance(case.query, dict) and "gang" in case.query:
             case.query["gang"] = running.gang
         if isinstance(case.body, dict) and "gang" in case.body:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from remuda.client import ApiError, Client, Lost, Unreachable
-from remuda.client.ids import make_id, read_time
-from remuda.client.transport import Connection
+from cavvy.client import ApiError, Client, Lost, Unreachable
+from cavvy.client.ids import make_id, read_time
+from cavvy.client.transport import Connection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
 

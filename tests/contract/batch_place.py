@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 from tests.contract.stand_in import pack_stand_in
 
-from remuda.domain.tasks import Scalar
-from remuda.providers.base import GangState, Provider, ProviderContext
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import GangState, Provider, ProviderContext
 
 P = TypeVar("P", bound=Provider)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.contract.store_suite import KINDS, make_store
 
-from remuda.store.base import Store
+from cavvy.store.base import Store
 
 
 @pytest.fixture

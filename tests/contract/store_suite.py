@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from tests.system.postgres import PostgresMissing, new_database
 
-from remuda.domain.events import Charge, ChargeKind, Event
-from remuda.domain.jobs import Attempt, Job, Node, Origin, attempt_id
-from remuda.domain.offers import Offer
-from remuda.domain.places import Hold, Host
-from remuda.domain.tasks import Task
-from remuda.domain.units import HourlyRate, Money
-from remuda.store.base import Changes, Store
-from remuda.store.open import open_store
+from cavvy.domain.events import Charge, ChargeKind, Event
+from cavvy.domain.jobs import Attempt, Job, Node, Origin, attempt_id
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Hold, Host
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.store.base import Changes, Store
+from cavvy.store.open import open_store
 
 KINDS = ("memory", "sqlite-wal", "sqlite-delete", "postgres")
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -26,7 +26,7 @@ def store_url(kind: str, folder: Path) -> str:
     if kind == "memory":
         return "memory:"
     if kind.startswith("sqlite"):
-        return f"sqlite:///{folder}/remuda.db"
+        return f"sqlite:///{folder}/cavvy.db"
     try:
         return new_database()
     except PostgresMissing as missing:
@@ -125,4 +125,4 @@ def make_hold(gang: str, *devices: str, host: str = "local/here", rank: int = 0,
     )
 
 
-FULL_ORIGIN = Origin(task_text="run: true\n", commit="abc", diff="+x\n", snapshot="5" * 64, versions={"remuda": "0.1"})
+FULL_ORIGIN = Origin(task_text="run: true\n", commit="abc", diff="+x\n", snapshot="5" * 64, versions={"cavvy": "0.1"})

@@ -13,8 +13,8 @@ from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_requests import REGION, Desk, play
 from tests.ec2.rules import Reserved
 
-from remuda.providers.base import GangState, NoCapacity
-from remuda.providers.hosts.boot import await_end
+from cavvy.providers.base import GangState, NoCapacity
+from cavvy.providers.hosts.boot import await_end
 
 account, desk = requests.account, requests.desk
 ID = "cr-0123456789abcdef0"

@@ -15,16 +15,16 @@ from tests.contract.test_aws_requests import BASE, REGION, Desk, play
 from tests.ec2.rules import Reserved
 from tests.ec2.server import served
 
-from remuda.agent.config import Fields, Notice
-from remuda.agent.notices.poll import find_events, seconds_left
-from remuda.domain.offers import Purchase
-from remuda.domain.tasks import NetworkNeed, Volume, VolumeKind
-from remuda.providers.aws import market
-from remuda.providers.aws.account import Account, Json, in_thread
-from remuda.providers.aws.launch import make_token
-from remuda.providers.aws.manifest import NOTICES
-from remuda.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
-from remuda.providers.notices import make_notice_fields
+from cavvy.agent.config import Fields, Notice
+from cavvy.agent.notices.poll import find_events, seconds_left
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import NetworkNeed, Volume, VolumeKind
+from cavvy.providers.aws import market
+from cavvy.providers.aws.account import Account, Json, in_thread
+from cavvy.providers.aws.launch import make_token
+from cavvy.providers.aws.manifest import NOTICES
+from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.notices import make_notice_fields
 
 account, desk = requests.account, requests.desk
 DATA = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
@@ -223,7 +223,7 @@ def test_lists_of_many_pages_are_read_to_their_end(desk: Callable[..., Desk]) ->
 
 def test_a_list_that_does_not_end_is_refused(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
     here = desk()
-    monkeypatch.setattr("remuda.providers.aws.account._MOST_PAGES", 3)
+    monkeypatch.setattr("cavvy.providers.aws.account._MOST_PAGES", 3)
     here.cloud.rules.page = 1
 
     async def story() -> None:
@@ -351,7 +351,7 @@ def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
     ],
 )
 def test_what_the_metadata_service_announces(told: Mapping[str, str], seconds: float | None) -> None:
-    """Also what Remuda never asks for: another's setting of the account may stop or hibernate instead."""
+    """Also what Cavvy never asks for: another's setting of the account may stop or hibernate instead."""
     notice = Notice(Fields(make_notice_fields(NOTICES)[0], "notices[0]"))
     events = find_events(notice, json.dumps(told).encode(), None)
     assert len(events) == (seconds is not None)

@@ -10,9 +10,9 @@ from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_requests import REGION, Desk, interfaces, play
 from tests.contract.test_provider_aws import make_outside
 
-from remuda.domain.tasks import NetworkNeed
-from remuda.providers.aws.network import Networks
-from remuda.providers.base import NoCapacity, Outside, Refused
+from cavvy.domain.tasks import NetworkNeed
+from cavvy.providers.aws.network import Networks
+from cavvy.providers.base import NoCapacity, Outside, Refused
 
 account, desk = requests.account, requests.desk
 KIND = "t3.medium"
@@ -101,7 +101,7 @@ def test_every_combination_of_an_own_network(own: Own) -> None:
         await clear(own)
 
     with pytest.MonkeyPatch.context() as patch:  # moto's default VPC has no gateway, as every real one has
-        patch.setattr("remuda.providers.aws.network.Networks.check_way", _unless_default(own.vpc))
+        patch.setattr("cavvy.providers.aws.network.Networks.check_way", _unless_default(own.vpc))
         play(story)
 
 

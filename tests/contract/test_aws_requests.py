@@ -21,23 +21,23 @@ from tests.ec2.launches import list_tagged
 from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front
 
-from remuda.domain.offers import Purchase
-from remuda.domain.tasks import NetworkNeed, Scalar, Task, Volume, VolumeKind
-from remuda.domain.units import parse_rate
-from remuda.providers import aws
-from remuda.providers.aws import MANIFEST
-from remuda.providers.aws.books import Record
-from remuda.providers.aws.network import mark_of
-from remuda.providers.aws.policy import make_policy
-from remuda.providers.aws.provider import AwsProvider
-from remuda.providers.aws.quotas import read_quotas
-from remuda.providers.aws.volumes import list_node_disks
-from remuda.providers.base import Carrier, GangSpec, GangState, NoCapacity, ProviderContext, ProviderError, Refused
-from remuda.providers.hosts.records import read
-from remuda.providers.prices import NeedsLogin, PriceError, PriceQuery
-from remuda.providers.prices.aws import AwsPrices
-from remuda.providers.registry import check_settings
-from remuda.store.snapshot import Snapshot
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import NetworkNeed, Scalar, Task, Volume, VolumeKind
+from cavvy.domain.units import parse_rate
+from cavvy.providers import aws
+from cavvy.providers.aws import MANIFEST
+from cavvy.providers.aws.books import Record
+from cavvy.providers.aws.network import mark_of
+from cavvy.providers.aws.policy import make_policy
+from cavvy.providers.aws.provider import AwsProvider
+from cavvy.providers.aws.quotas import read_quotas
+from cavvy.providers.aws.volumes import list_node_disks
+from cavvy.providers.base import Carrier, GangSpec, GangState, NoCapacity, ProviderContext, ProviderError, Refused
+from cavvy.providers.hosts.records import read
+from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
+from cavvy.providers.prices.aws import AwsPrices
+from cavvy.providers.registry import check_settings
+from cavvy.store.snapshot import Snapshot
 
 REGION = "us-east-1"
 BASE: dict[str, Scalar] = {
@@ -308,8 +308,8 @@ def test_everything_that_is_made_carries_the_tags(desk: Callable[..., Desk]) -> 
             "instance", "volume", "network-interface", "spot-instances-request", "security-group", "placement-group",
         }  # fmt: skip
         for _, _, tags in made:
-            assert tags["remuda:installation"]
-            assert tags["remuda:gang"] in ("rm-a-1", "rm-b-1")
+            assert tags["cavvy:installation"]
+            assert tags["cavvy:gang"] in ("rm-a-1", "rm-b-1")
             assert (tags["project"], tags["job"], tags["team"]) == ("p", "j", "vision/ä")
             assert "aws:x" not in tags
             assert len(tags["odd"]) == 256

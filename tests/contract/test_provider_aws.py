@@ -12,14 +12,14 @@ from tests.ec2.rules import allow_only
 from tests.ec2.server import Front, served
 from tests.proofs import Proof
 
-from remuda.domain.tasks import Scalar
-from remuda.providers.aws import MANIFEST
-from remuda.providers.aws.account import Account
-from remuda.providers.aws.policy import make_policy
-from remuda.providers.aws.provider import AwsProvider
-from remuda.providers.base import GangSpec, Outside, Provider, ProviderContext, TryAgain
-from remuda.providers.contract import Place, ProviderContract
-from remuda.providers.registry import check_settings
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.aws import MANIFEST
+from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.policy import make_policy
+from cavvy.providers.aws.provider import AwsProvider
+from cavvy.providers.base import GangSpec, Outside, Provider, ProviderContext, TryAgain
+from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.registry import check_settings
 
 PROOF = Proof("aws", False, "an EC2 that behaves, by moto and real boto3")
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.proofs import Proof
 
-from remuda.control.clock import VirtualClock, run_virtual
-from remuda.providers.base import GangSpec, GangState, Provider
-from remuda.providers.contract import Place, ProviderContract
-from remuda.providers.fake import MANIFEST
-from remuda.providers.fake.account import Account
-from remuda.providers.fake.cloud import FakeCloud
-from remuda.providers.fake.script import DEFAULT, Fate, Script
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.providers.base import GangSpec, GangState, Provider
+from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.fake import MANIFEST
+from cavvy.providers.fake.account import Account
+from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.providers.fake.script import DEFAULT, Fate, Script
 
 PROOF = Proof("fake", False, "the made-up cloud itself, on virtual time")
 

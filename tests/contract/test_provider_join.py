@@ -21,14 +21,14 @@ from tests.contract.test_provider_ssh import list_left
 from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 
-from remuda.api.embedded import _make_uvicorn
-from remuda.api.outside.certificate import load_certificate
-from remuda.api.outside.shelf import Shelf
-from remuda.providers.base import GangState, NotFound, Outside, Provider, ProviderContext, Refused, ServesNodes
-from remuda.providers.contract import Place, Play, ProviderContract
-from remuda.providers.contract.stage import FOREIGN, OURS
-from remuda.providers.join import MANIFEST, make
-from remuda.providers.registry import check_settings
+from cavvy.api.embedded import _make_uvicorn
+from cavvy.api.outside.certificate import load_certificate
+from cavvy.api.outside.shelf import Shelf
+from cavvy.providers.base import GangState, NotFound, Outside, Provider, ProviderContext, Refused, ServesNodes
+from cavvy.providers.contract import Place, Play, ProviderContract
+from cavvy.providers.contract.stage import FOREIGN, OURS
+from cavvy.providers.join import MANIFEST, make
+from cavvy.providers.registry import check_settings
 
 PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system
@@ -84,7 +84,7 @@ class Yard:
                     path.unlink()
             for host in self.lab.hosts:
                 for folder in ("gangs", "over", "trash"):
-                    shutil.rmtree(host.home / ".remuda-agent" / mark / host.name / folder, ignore_errors=True)
+                    shutil.rmtree(host.home / ".cavvy-agent" / mark / host.name / folder, ignore_errors=True)
 
 
 class JoinPlace:
@@ -190,7 +190,7 @@ class JoinPlace:
         self.later += length
 
     def _folders(self, gang: str) -> list[Path]:
-        paths = [path for host in self.yard.lab.hosts for path in host.home.glob(f".remuda-agent/*/*/gangs/{gang}/*")]
+        paths = [path for host in self.yard.lab.hosts for path in host.home.glob(f".cavvy-agent/*/*/gangs/{gang}/*")]
         return [path for path in paths if path.is_dir()]
 
 

@@ -12,11 +12,11 @@ from tests.contract.stand_in import pack_stand_in
 from tests.proofs import Proof
 from tests.system.kubernetes.cluster import Cluster, shared_or_skip
 
-from remuda.providers.base import GangState, ProviderContext
-from remuda.providers.contract import Place, ProviderContract, Stage
-from remuda.providers.contract.stage import Play
-from remuda.providers.kubernetes import MANIFEST
-from remuda.providers.kubernetes.provider import KubernetesProvider
+from cavvy.providers.base import GangState, ProviderContext
+from cavvy.providers.contract import Place, ProviderContract, Stage
+from cavvy.providers.contract.stage import Play
+from cavvy.providers.kubernetes import MANIFEST
+from cavvy.providers.kubernetes.provider import KubernetesProvider
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
 PROOF = Proof("kubernetes", True, "Kubernetes 1.20 with two kubelets in network namespaces")
@@ -85,15 +85,15 @@ class KubernetesPlace:
 
     async def _look(self, labels: dict[str, str]) -> None:
         for provider in self.providers:
-            if provider.mark == labels["remuda/installation"]:
-                await provider.gangs(labels["remuda/gang"])
+            if provider.mark == labels["cavvy/installation"]:
+                await provider.gangs(labels["cavvy/gang"])
 
     async def _pods(self) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self.cluster.pods, self.namespace)
 
     async def end(self, gang: str) -> None:
         for pod in await self._pods():
-            if pod["metadata"]["labels"]["remuda/gang"] == gang:
+            if pod["metadata"]["labels"]["cavvy/gang"] == gang:
                 touch = ("exec", "-n", self.namespace, pod["metadata"]["name"], "--", "touch", "/tmp/finish")
                 await asyncio.to_thread(self.cluster.kubectl, *touch)
         async with asyncio.timeout(60):

@@ -12,11 +12,11 @@ import pytest
 from tests.contract.stand_in import STAND_IN
 from tests.proofs import Proof
 
-from remuda.providers.base import GangState, Provider, ProviderContext
-from remuda.providers.contract import Place, ProviderContract
-from remuda.providers.hosts.machine import this_machine
-from remuda.providers.local import MANIFEST
-from remuda.providers.local.provider import LocalProvider
+from cavvy.providers.base import GangState, Provider, ProviderContext
+from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.hosts.machine import this_machine
+from cavvy.providers.local import MANIFEST
+from cavvy.providers.local.provider import LocalProvider
 
 PROOF = Proof("local", True, "processes of this machine")
 

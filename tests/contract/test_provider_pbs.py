@@ -11,12 +11,12 @@ from tests.contract import pbs_stand_in
 from tests.contract.batch_place import BatchPlace
 from tests.proofs import Proof
 
-from remuda.domain.offers import Purchase
-from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
-from remuda.providers.batch.rows import Unsure
-from remuda.providers.contract import Place, ProviderContract, Stage
-from remuda.providers.pbs import MANIFEST
-from remuda.providers.pbs.provider import PbsProvider
+from cavvy.domain.offers import Purchase
+from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.batch.rows import Unsure
+from cavvy.providers.contract import Place, ProviderContract, Stage
+from cavvy.providers.pbs import MANIFEST
+from cavvy.providers.pbs.provider import PbsProvider
 
 PROOF = Proof("pbs", False, "a strict stand-in for PBS's commands that runs the jobs")
 

@@ -16,13 +16,13 @@ from tests.contract.stand_in import pack_stand_in
 from tests.system.ray_cluster import PROOF as PROOF
 from tests.system.ray_cluster import Cluster, shared_cluster
 
-from remuda.api.outside.certificate import Certificate, load_certificate
-from remuda.api.outside.shelf import Shelf
-from remuda.providers.base import GangSpec, GangState, Outside, Provider, ProviderContext, TryAgain
-from remuda.providers.contract import Place, ProviderContract
-from remuda.providers.ray import MANIFEST
-from remuda.providers.ray.provider import RayProvider
-from remuda.providers.registry import check_settings
+from cavvy.api.outside.certificate import Certificate, load_certificate
+from cavvy.api.outside.shelf import Shelf
+from cavvy.providers.base import GangSpec, GangState, Outside, Provider, ProviderContext, TryAgain
+from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.ray import MANIFEST
+from cavvy.providers.ray.provider import RayProvider
+from cavvy.providers.registry import check_settings
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # Ray may have to be installed first
 ADDRESS = "10.99.0.254"
@@ -111,7 +111,7 @@ class RayPlace:
 
     def _folders(self, gang: str) -> list[Path]:
         root = self.cluster.lab.root
-        return [path for path in root.glob(f"*/home/.remuda-ray/*/gangs/{gang}/*/work") if path.is_dir()]
+        return [path for path in root.glob(f"*/home/.cavvy-ray/*/gangs/{gang}/*/work") if path.is_dir()]
 
 
 @pytest.fixture(scope="module")

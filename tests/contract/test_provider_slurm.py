@@ -12,14 +12,14 @@ from tests.contract.batch_place import BatchPlace
 from tests.proofs import Proof
 from tests.system.slurm import Cluster, cluster_at, why_not
 
-from remuda.domain.offers import Purchase
-from remuda.domain.tasks import Task
-from remuda.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
-from remuda.providers.batch.rows import Unsure
-from remuda.providers.contract import Place, ProviderContract, Stage
-from remuda.providers.objections import list_objections
-from remuda.providers.slurm import MANIFEST
-from remuda.providers.slurm.provider import SlurmProvider
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Task
+from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.batch.rows import Unsure
+from cavvy.providers.contract import Place, ProviderContract, Stage
+from cavvy.providers.objections import list_objections
+from cavvy.providers.slurm import MANIFEST
+from cavvy.providers.slurm.provider import SlurmProvider
 
 PROOF = Proof("slurm", True, "Slurm with four nodes of eight made-up GPUs each")
 

@@ -14,10 +14,10 @@ from tests.contract.stand_in import pack_stand_in
 from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 
-from remuda.providers.base import GangState, Provider, ProviderContext
-from remuda.providers.contract import Place, ProviderContract
-from remuda.providers.registry import check_settings
-from remuda.providers.ssh import MANIFEST, make
+from cavvy.providers.base import GangState, Provider, ProviderContext
+from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.registry import check_settings
+from cavvy.providers.ssh import MANIFEST, make
 
 PROOF = Proof("ssh", True, "OpenSSH servers in network namespaces")
 
@@ -75,7 +75,7 @@ class SshPlace:
 
     @staticmethod
     def _folders(home: Path, gang: str) -> list[Path]:
-        return [path for path in home.glob(f".remuda-agent/*/*/gangs/{gang}/*") if path.is_dir()]
+        return [path for path in home.glob(f".cavvy-agent/*/*/gangs/{gang}/*") if path.is_dir()]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ class TestSsh(ProviderContract):
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
         for host in lab.hosts:  # the hosts remember names that are over; the next test uses them again
-            shutil.rmtree(host.home / ".remuda-agent", ignore_errors=True)
+            shutil.rmtree(host.home / ".cavvy-agent", ignore_errors=True)
 
 
 def list_left() -> list[str]:
@@ -105,5 +105,5 @@ def list_left() -> list[str]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found += [command] if "/.remuda-agent/" in command else []
+            found += [command] if "/.cavvy-agent/" in command else []
     return found

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from test_provider_fake import FakeContract, FakePlace
 
-from remuda.domain.offers import Offer
-from remuda.providers.base import GangSeen, GangSpec, GangState, NodeSeen
-from remuda.providers.fake.account import Account
-from remuda.providers.fake.cloud import FakeCloud
-from remuda.providers.fake.script import Fate
+from cavvy.domain.offers import Offer
+from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
+from cavvy.providers.fake.account import Account
+from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.providers.fake.script import Fate
 
 
 class BuysTwice(FakeCloud):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from remuda.store.base import Full, Mismatch, NotFound
-from remuda.store.blobs import BlobStore, sweep_folders
+from cavvy.store.base import Full, Mismatch, NotFound
+from cavvy.store.blobs import BlobStore, sweep_folders
 
 
 def name_of(data: bytes) -> str:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_attempt, submit
 
-from remuda.domain.checkpoints import SavedCheckpoint
-from remuda.store.base import Changes, NotFound, Stale, Store
+from cavvy.domain.checkpoints import SavedCheckpoint
+from cavvy.store.base import Changes, NotFound, Stale, Store
 
 pytestmark = pytest.mark.anyio
 

@@ -19,10 +19,10 @@ from tests.contract.store_suite import (
     submit,
 )
 
-from remuda.domain.jobs import AttemptPhase, JobPhase, NodePhase, Order, Outcome
-from remuda.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.store.base import Changes, Conflict, Mismatch, NotFound, Secret, Stale, Store
+from cavvy.domain.jobs import AttemptPhase, JobPhase, NodePhase, Order, Outcome
+from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.store.base import Changes, Conflict, Mismatch, NotFound, Secret, Stale, Store
 
 pytestmark = pytest.mark.anyio
 

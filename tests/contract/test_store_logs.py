@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.store import logs
-from remuda.store.base import Full, NotFound
-from remuda.store.logs import LogStore
+from cavvy.store import logs
+from cavvy.store.base import Full, NotFound
+from cavvy.store.logs import LogStore
 
 KEY = ("p", "j1", 1, 0)
 

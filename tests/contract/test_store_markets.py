@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from tests.contract.store_suite import NOW, after, submit
 
-from remuda.domain.markets import Observation, Sight
-from remuda.domain.units import HourlyRate
-from remuda.store.base import Changes, Stale, Store
+from cavvy.domain.markets import Observation, Sight
+from cavvy.domain.units import HourlyRate
+from cavvy.store.base import Changes, Stale, Store
 
 pytestmark = pytest.mark.anyio
 

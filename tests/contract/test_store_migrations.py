@@ -27,15 +27,15 @@ from tests.contract.store_suite import (
     submit,
 )
 
-from remuda.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
-from remuda.domain.units import Money
-from remuda.store import migrate
-from remuda.store.base import Changes, Secret, Unusable
-from remuda.store.documents import encode
-from remuda.store.drivers import make_driver
-from remuda.store.rows import job_values
-from remuda.store.schema import make_ddl, metadata
-from remuda.store.sql import SqlStore
+from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
+from cavvy.domain.units import Money
+from cavvy.store import migrate
+from cavvy.store.base import Changes, Secret, Unusable
+from cavvy.store.documents import encode
+from cavvy.store.drivers import make_driver
+from cavvy.store.rows import job_values
+from cavvy.store.schema import make_ddl, metadata
+from cavvy.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
 OLD = "0001"
@@ -122,7 +122,7 @@ def test_the_known_revisions_are_the_files() -> None:
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_the_shipped_schema_is_new(dialect: str) -> None:
-    """When this fails: python -m remuda.store.schema"""
+    """When this fails: python -m cavvy.store.schema"""
     assert (Path(migrate.__file__).with_name("migrations") / f"head.{dialect}.sql").read_text() == make_ddl(dialect)
 
 
@@ -218,7 +218,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
     finally:
         await store.close()
     if url.startswith("sqlite"):
-        check_backup(tmp_path / "remuda.db.backup-0001")
+        check_backup(tmp_path / "cavvy.db.backup-0001")
 
 
 def check_backup(path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
 _KILLED = """
 import asyncio, os, signal, sys
 from alembic import op
-from remuda.store.sql import SqlStore
+from cavvy.store.sql import SqlStore
 op.create_index = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(SqlStore(sys.argv[1]).open())
 """
@@ -272,7 +272,7 @@ async def test_a_migration_killed_half_way_can_be_made_again(url: str) -> None:
 _OPEN = """
 import asyncio, sys
 from tests.contract.store_suite import submit
-from remuda.store.sql import SqlStore
+from cavvy.store.sql import SqlStore
 
 async def main(url, number):
     store = SqlStore(url)

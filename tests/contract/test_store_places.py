@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.contract.store_suite import make_attempt, make_hold, make_host, submit
 
-from remuda.store.base import Changes, Held, NotFound, Stale, Store
+from cavvy.store.base import Changes, Held, NotFound, Stale, Store
 
 pytestmark = pytest.mark.anyio
 

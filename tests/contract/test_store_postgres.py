@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from tests.contract.store_suite import make_event, make_host, store_url, submit
 
-from remuda.store.base import Changes, Full, Mismatch, NotFound, Stale, Unusable
-from remuda.store.drivers import Session, make_driver, translate
-from remuda.store.sql import SqlStore
+from cavvy.store.base import Changes, Full, Mismatch, NotFound, Stale, Unusable
+from cavvy.store.drivers import Session, make_driver, translate
+from cavvy.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,8 @@ from tests.contract.store_suite import (
     make_store,
 )
 
-from remuda.domain.jobs import AttemptPhase, JobPhase, Origin
-from remuda.store.base import Changes, NotFound, Store, StoreError
+from cavvy.domain.jobs import AttemptPhase, JobPhase, Origin
+from cavvy.store.base import Changes, NotFound, Store, StoreError
 
 JOBS, NUMBERS, RANKS = 3, 2, 2
 small = st.integers(0, 2)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.store.base import Unusable
-from remuda.store.secrets import Sealer
+from cavvy.store.base import Unusable
+from cavvy.store.secrets import Sealer
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_key_is_private_and_alone(key: Path) -> None:
 @pytest.mark.parametrize(("project", "name"), [("q", "TOKEN"), ("p", "OTHER"), ("", "p/TOKEN"), ("p/T", "OKEN")])
 def test_sealed_values_cannot_be_swapped(key: Path, project: str, name: str) -> None:
     sealed = Sealer(key).seal("p", "TOKEN", "x")
-    with pytest.raises(Unusable, match="remuda secret set"):
+    with pytest.raises(Unusable, match="cavvy secret set"):
         Sealer(key).unseal(project, name, sealed)
 
 
@@ -74,7 +74,7 @@ def test_a_wrong_key_file_is_told(key: Path) -> None:
 _SEAL = """
 import sys
 from pathlib import Path
-from remuda.store.secrets import Sealer
+from cavvy.store.secrets import Sealer
 assert "cryptography" not in sys.modules
 print("ready", flush=True)
 sys.stdin.readline()

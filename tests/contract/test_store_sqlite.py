@@ -25,18 +25,18 @@ from tests.contract.store_suite import (
     submit,
 )
 
-from remuda.domain.jobs import JobPhase
-from remuda.store.base import Changes, Full, Mismatch, Stale, Unusable
-from remuda.store.drivers import Session, choose_journal
-from remuda.store.open import open_store
-from remuda.store.sql import SqlStore
+from cavvy.domain.jobs import JobPhase
+from cavvy.store.base import Changes, Full, Mismatch, Stale, Unusable
+from cavvy.store.drivers import Session, choose_journal
+from cavvy.store.open import open_store
+from cavvy.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "remuda.db"
+    return tmp_path / "cavvy.db"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def run_on_writer(store: SqlStore, *statements: str) -> None:
 async def test_the_file_is_private_and_has_its_journal(store: SqlStore, path: Path, tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     await submit(store, "j1")
-    assert (tmp_path / "remuda.db-wal").exists()
+    assert (tmp_path / "cavvy.db-wal").exists()
     other = SqlStore(f"sqlite:///{tmp_path}/other.db", journal="delete")
     await other.open()
     await submit(other, "j1")
@@ -135,11 +135,11 @@ def test_a_full_file_system_writes_nothing(tmp_path: Path) -> None:
 _FILL = """
 import asyncio, os, sys
 from tests.contract.store_suite import submit
-from remuda.store.base import Full
-from remuda.store.sql import SqlStore
+from cavvy.store.base import Full
+from cavvy.store.sql import SqlStore
 
 async def main(folder):
-    url = f"sqlite:///{folder}/remuda.db"
+    url = f"sqlite:///{folder}/cavvy.db"
     store = SqlStore(url)
     await store.open()
     with open(f"{folder}/ballast", "wb") as ballast:
@@ -205,7 +205,7 @@ async def test_many_wait_for_one_lock_together(store: SqlStore, path: Path, monk
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("sqlite:////nowhere/at/all/remuda.db", "cannot write /nowhere"),
+        ("sqlite:////nowhere/at/all/cavvy.db", "cannot write /nowhere"),
         ("sqlite://", "needs a file"),
         ("mysql://x/y", "expected memory:"),
         ("postgresql://nobody@127.0.0.1:1/none", "check that it runs"),
@@ -292,7 +292,7 @@ async def test_two_stores_on_one_file_see_each_other(store: SqlStore, path: Path
 _WRITE = """
 import asyncio, sys
 from tests.contract.store_suite import submit
-from remuda.store.sql import SqlStore
+from cavvy.store.sql import SqlStore
 
 async def main():
     store = SqlStore(sys.argv[1])
@@ -381,7 +381,7 @@ async def test_listings_walk_an_index(store: SqlStore, monkeypatch: pytest.Monke
 def test_opening_imports_little(path: Path) -> None:
     code = (
         "import asyncio, sys\n"
-        "from remuda.store.open import open_store\n"
+        "from cavvy.store.open import open_store\n"
         f"store = open_store('sqlite:///{path}')\n"
         "async def main():\n    await store.open()\n    await store.list_jobs(None)\n    await store.close()\n"
         "asyncio.run(main())\n"
@@ -399,13 +399,13 @@ async def test_nothing_of_a_closed_store_stays(path: Path) -> None:
     await asyncio.gather(*(store.list_jobs(None) for _ in range(20)), submit(store, "j1"))
     await store.close()
     assert len(os.listdir("/proc/self/fd")) <= len(before)
-    assert [name for name in os.listdir(path.parent) if name.startswith("remuda")] == ["remuda.db"]
+    assert [name for name in os.listdir(path.parent) if name.startswith("cavvy")] == ["cavvy.db"]
 
 
 def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
     """A guard for the person who adds a column: the update must set all but the three that never change."""
-    from remuda.store.rows import JOB_COLUMNS, job_values
-    from remuda.store.schema import metadata
+    from cavvy.store.rows import JOB_COLUMNS, job_values
+    from cavvy.store.schema import metadata
 
     assert len(job_values(make_job("j1"), 1)) == len(JOB_COLUMNS.split(", "))
     assert {*JOB_COLUMNS.split(", "), "place", "spent"} == set(metadata.tables["jobs"].c.keys())

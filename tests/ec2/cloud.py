@@ -316,8 +316,8 @@ class Cloud:
                 region=region,
                 instance=instance,
                 index=instance.ami_launch_index,
-                gang=tags.get("remuda:gang", ""),
-                installation=tags.get("remuda:installation", ""),
+                gang=tags.get("cavvy:gang", ""),
+                installation=tags.get("cavvy:installation", ""),
                 market=market,
                 launched_at=instance.launch_time.replace(tzinfo=UTC),  # as the answer says: it may be a second ago
                 visible_at=now + self.rules.hidden,

@@ -9,8 +9,8 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ConnectionClosedError
 from tests.ec2.server import Front
 
-from remuda.domain.tasks import Scalar
-from remuda.providers.aws.account import Account
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.aws.account import Account
 
 
 async def at_once(call: Callable[[], Any]) -> Any:

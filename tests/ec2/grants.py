@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-TAG = "remuda:installation"
+TAG = "cavvy:installation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

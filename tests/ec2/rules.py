@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.ec2.grants import Grant, read_policy
 
-CATALOG = Path(__file__).parents[2] / "src/remuda/catalog/snapshot.db"
+CATALOG = Path(__file__).parents[2] / "src/cavvy/catalog/snapshot.db"
 TYPES = ("t3.medium", "m7i.large", "g4dn.xlarge", "g6.xlarge", "p4d.24xlarge", "p5.48xlarge", "p6-b300.48xlarge")
 Fault = Callable[
     [str, str], str | None

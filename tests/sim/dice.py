@@ -5,14 +5,14 @@ from random import Random
 
 from tests.sim.story_checks import check_all, tell
 
-from remuda.domain.events import ChargeKind
-from remuda.domain.jobs import JobPhase, Outcome
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
-from remuda.sim.stage import play
-from remuda.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.jobs import JobPhase, Outcome
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
+from cavvy.sim.stage import play
+from cavvy.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
 
 LEASE = timedelta(minutes=20)
 # What a deadline must leave beyond the work for us to promise it: the policy's two starts on spot (boot, setup and the

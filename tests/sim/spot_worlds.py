@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from remuda.planner.spot.view import Market, Terms
-from remuda.sim.traces.world import Series, World, make_world
+from cavvy.planner.spot.view import Market, Terms
+from cavvy.sim.traces.world import Series, World, make_world
 
-DATA = Path(os.environ.get("REMUDA_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 HOUR = 3600.0
 
 
 def data(path: str) -> Path:
     """A file or folder of the public data; skips the test where it is absent."""
     if not (DATA / path).exists():
-        pytest.skip(f"needs {path} under {DATA} (set REMUDA_DATA to where the data lies)")
+        pytest.skip(f"needs {path} under {DATA} (set CAVVY_DATA to where the data lies)")
     return DATA / path
 
 

@@ -4,11 +4,11 @@ from collections import Counter
 from datetime import datetime
 from itertools import pairwise
 
-from remuda.domain.events import ChargeKind
-from remuda.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase, Outcome
-from remuda.domain.units import HourlyRate
-from remuda.providers.fake.cloud import Life
-from remuda.sim.story import Ending, Tale
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase, Outcome
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.fake.cloud import Life
+from cavvy.sim.story import Ending, Tale
 
 Stretch = tuple[datetime, datetime, HourlyRate, ChargeKind]
 

@@ -18,20 +18,20 @@ from tests.ec2.direct import Direct
 from tests.ec2.rules import Hours, allow_only
 from tests.ec2.server import Front
 
-from remuda.control.clock import VirtualClock, run_virtual
-from remuda.control.desk import JobIds
-from remuda.control.plant import Plant, Surroundings
-from remuda.domain.jobs import JobPhase, Origin, Outcome
-from remuda.domain.messages import Go, HostFacts, Message, MessageKind, Wait
-from remuda.domain.tasks import AcceleratorNeed, Resources, Scalar, SpotPolicy, Task
-from remuda.domain.units import HourlyRate, parse_rate
-from remuda.providers.aws import MANIFEST
-from remuda.providers.aws.account import Account
-from remuda.providers.aws.policy import make_policy
-from remuda.providers.aws.provider import AwsProvider
-from remuda.providers.base import Carrier, ProviderContext
-from remuda.providers.registry import check_settings
-from remuda.store.memory import MemoryStore
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.desk import JobIds
+from cavvy.control.plant import Plant, Surroundings
+from cavvy.domain.jobs import JobPhase, Origin, Outcome
+from cavvy.domain.messages import Go, HostFacts, Message, MessageKind, Wait
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Scalar, SpotPolicy, Task
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.aws import MANIFEST
+from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.policy import make_policy
+from cavvy.providers.aws.provider import AwsProvider
+from cavvy.providers.base import Carrier, ProviderContext
+from cavvy.providers.registry import check_settings
+from cavvy.store.memory import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 JOBS, FAULTS = 75, 0.2

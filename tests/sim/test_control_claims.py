@@ -6,12 +6,12 @@ from datetime import timedelta
 
 from tests.sim.test_control_desks import HOST, House, in_house, no_secrets
 
-from remuda.control.agents.desk import AgentDesk, Supplies
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, Outcome
-from remuda.domain.messages import CheckpointWork, Go, MessageKind, Refused, Wait
-from remuda.domain.protocol import OLDEST, PROTOCOL
-from remuda.domain.tasks import Checkpoint, Transfer
-from remuda.providers.fake.script import DEFAULT
+from cavvy.control.agents.desk import AgentDesk, Supplies
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Outcome
+from cavvy.domain.messages import CheckpointWork, Go, MessageKind, Refused, Wait
+from cavvy.domain.protocol import OLDEST, PROTOCOL
+from cavvy.domain.tasks import Checkpoint, Transfer
+from cavvy.providers.fake.script import DEFAULT
 
 FAR = (Transfer(source="s3://bucket/data", target="data"),)
 

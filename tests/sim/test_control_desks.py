@@ -10,23 +10,23 @@ from typing import TypeVar
 
 import pytest
 
-from remuda.control.agents.desk import AgentDesk, Supplies
-from remuda.control.clock import VirtualClock, run_virtual
-from remuda.control.desk import JobIds, NotHonoured, TooLate, gang_name
-from remuda.control.plant import Plant, Surroundings
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Origin, Outcome
-from remuda.domain.messages import Ack, CheckpointWork, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Checkpoint, Limits, Resources, Schedule, Span, SpotPolicy, Task, Webhook, Window
-from remuda.domain.units import Money
-from remuda.providers.base import Carrier, GangSpec, GangState, Manifest
-from remuda.providers.fake import MANIFEST
-from remuda.providers.fake.cloud import FakeCloud
-from remuda.providers.fake.script import DEFAULT, Fate, Script
-from remuda.providers.fake.script import Span as Blackout
-from remuda.sim.stage import START
-from remuda.store.base import Changes
-from remuda.store.memory import MemoryStore
+from cavvy.control.agents.desk import AgentDesk, Supplies
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.desk import JobIds, NotHonoured, TooLate, gang_name
+from cavvy.control.plant import Plant, Surroundings
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Origin, Outcome
+from cavvy.domain.messages import Ack, CheckpointWork, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Checkpoint, Limits, Resources, Schedule, Span, SpotPolicy, Task, Webhook, Window
+from cavvy.domain.units import Money
+from cavvy.providers.base import Carrier, GangSpec, GangState, Manifest
+from cavvy.providers.fake import MANIFEST
+from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.providers.fake.script import DEFAULT, Fate, Script
+from cavvy.providers.fake.script import Span as Blackout
+from cavvy.sim.stage import START
+from cavvy.store.base import Changes
+from cavvy.store.memory import MemoryStore
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from remuda.control.clock import NothingLeft, VirtualClock, WallClock, run_virtual
-from remuda.control.loop import Driver
-from remuda.control.worklist import Worklist
+from cavvy.control.clock import NothingLeft, VirtualClock, WallClock, run_virtual
+from cavvy.control.loop import Driver
+from cavvy.control.worklist import Worklist
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

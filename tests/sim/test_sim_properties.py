@@ -6,13 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.sim.story_checks import check_all
 
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.places import Host
-from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
-from remuda.domain.units import HourlyRate, Money
-from remuda.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
-from remuda.sim.stage import play
-from remuda.sim.story import Crash, Intervention, Story, Submission, When, Wish
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.places import Host
+from cavvy.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
+from cavvy.sim.stage import play
+from cavvy.sim.story import Crash, Intervention, Story, Submission, When, Wish
 
 
 def offer(name: str, rate: int, *, spot: bool = False, minimum_s: int = 0, capacity: int | None = None) -> Offer:

@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 from tests.sim.story_checks import check_all, tell
 
-from remuda.domain.jobs import JobPhase, Outcome
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.places import Host
-from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Schedule, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
-from remuda.sim.stage import START, play
-from remuda.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
+from cavvy.domain.jobs import JobPhase, Outcome
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.places import Host
+from cavvy.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Schedule, SpotPolicy, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
+from cavvy.sim.stage import START, play
+from cavvy.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
 
 CHEAP = Offer(
     provider="fake", region="r", instance_type="cheap", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000),

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 from tests.sim.story_checks import check_all, tell
 
-from remuda.domain.jobs import JobPhase, Outcome
-from remuda.domain.markets import Sight
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.providers.fake.script import Fate, PriceChange, Reply, Script
-from remuda.sim.stage import START, play
-from remuda.sim.story import Ending, Story, Submission, Tale
+from cavvy.domain.jobs import JobPhase, Outcome
+from cavvy.domain.markets import Sight
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.fake.script import Fate, PriceChange, Reply, Script
+from cavvy.sim.stage import START, play
+from cavvy.sim.story import Ending, Story, Submission, Tale
 
 FIXED = Offer(
     provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)

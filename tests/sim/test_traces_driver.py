@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
 
-from remuda.planner.spot.policies import POLICIES
-from remuda.planner.spot.view import Decision, Mode, Terms, View
-from remuda.sim.traces.driver import PolicyFault, run_job
-from remuda.sim.traces.optimum import find_optimum
+from cavvy.planner.spot.policies import POLICIES
+from cavvy.planner.spot.view import Decision, Mode, Terms, View
+from cavvy.sim.traces.driver import PolicyFault, run_job
+from cavvy.sim.traces.optimum import find_optimum
 
 
 def test_a_job_on_steady_spot_pays_for_its_loading_and_its_work() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
 
-from remuda.planner.spot.view import NOWHERE, Terms
-from remuda.sim.traces.optimum import find_optimum
-from remuda.sim.traces.world import World
+from cavvy.planner.spot.view import NOWHERE, Terms
+from cavvy.sim.traces.optimum import find_optimum
+from cavvy.sim.traces.world import World
 
 
 def search(made: World, job: Terms, tick_s: float) -> float:

@@ -3,13 +3,13 @@
 import pytest
 from spot_worlds import HOUR, data
 
-from remuda.planner.spot.policies import find_policy
-from remuda.planner.spot.view import Terms
-from remuda.sim.traces.driver import run_job
-from remuda.sim.traces.optimum import find_optimum
-from remuda.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
-from remuda.sim.traces.trials import Markets, Score, Tally, list_settings, plan_trials, run_trials
-from remuda.sim.traces.world import World, make_world
+from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.view import Terms
+from cavvy.sim.traces.driver import run_job
+from cavvy.sim.traces.optimum import find_optimum
+from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
+from cavvy.sim.traces.trials import Markets, Score, Tally, list_settings, plan_trials, run_trials
+from cavvy.sim.traces.world import World, make_world
 
 V100 = "traces/spot/availability/aws-02-15-2023"
 # SkyNomad (NSDI'27 artifact), V100: five windows of a 39.94-h job with 59.91 h, three zones, 50 GB, 0.2 h, $3.06

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from spot_worlds import write_trace
 
-from remuda.sim.traces.readers import (
+from cavvy.sim.traces.readers import (
     TraceError,
     list_traces,
     move_prices,
@@ -14,7 +14,7 @@ from remuda.sim.traces.readers import (
     read_series,
     region_of,
 )
-from remuda.sim.traces.world import make_world
+from cavvy.sim.traces.world import make_world
 
 
 def test_a_trace_is_its_changes(tmp_path: Path) -> None:

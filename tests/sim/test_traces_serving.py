@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spot_worlds import data
 
-from remuda.planner.spot.serving import Placement, PlacementPolicy, Seen, Service, SpotHedge, Steady
-from remuda.sim.traces.serving import read_capacity, serve, window
+from cavvy.planner.spot.serving import Placement, PlacementPolicy, Seen, Service, SpotHedge, Steady
+from cavvy.sim.traces.serving import read_capacity, serve, window
 
 THREE = Service(replicas=3, zones=3, cold_start_s=120, tick_s=30)
 

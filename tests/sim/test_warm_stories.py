@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 from tests.sim.test_sim_stories import CHEAP, DEAR, SPOT, only, task, tell_story
 
-from remuda.domain.events import Charge, ChargeKind
-from remuda.domain.jobs import JobPhase, Outcome
-from remuda.domain.tasks import Limits, Resources, SpotPolicy, Task
-from remuda.domain.units import Money
-from remuda.providers.fake.script import Fate
-from remuda.sim.story import Crash, Ending, Intervention, Submission, Tale, When, Wish
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.jobs import JobPhase, Outcome
+from cavvy.domain.tasks import Limits, Resources, SpotPolicy, Task
+from cavvy.domain.units import Money
+from cavvy.providers.fake.script import Fate
+from cavvy.sim.story import Crash, Ending, Intervention, Submission, Tale, When, Wish
 
 KEEP = timedelta(minutes=10)
 LATER_S = 900  # the work of the first ends at 630 s

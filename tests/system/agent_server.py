@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from remuda.agent.bundle import make_command
-from remuda.agent.config import PROTOCOL
+from cavvy.agent.bundle import make_command
+from cavvy.agent.config import PROTOCOL
 
 GANG = f"rm-0badcafe-test{os.getpid()}-1"  # of this process: control groups and containers have its name
 TOKEN = "the-token-of-this-gang"
@@ -282,7 +282,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         stub.requests.append(url.path)
-        if self.headers["Authorization"] != f"Bearer {TOKEN}" or self.headers["Remuda-Agent-Protocol"] != str(PROTOCOL):
+        if self.headers["Authorization"] != f"Bearer {TOKEN}" or self.headers["Cavvy-Agent-Protocol"] != str(PROTOCOL):
             stub.faults.append(f"headers of {self.path}")
         if stub.refuse is not None:
             self._answer(stub.refuse, {"code": "no"})
@@ -387,7 +387,7 @@ class Rig:
 
     def survivors(self) -> list[int]:
         """Processes of the work that live, found by what the work's environment promises."""
-        mark = f"REMUDA_JOB_ID={self.stub.work['job_id']}".encode()
+        mark = f"CAVVY_JOB_ID={self.stub.work['job_id']}".encode()
         found = []
         for entry in os.listdir("/proc"):
             if entry.isdigit():

@@ -19,7 +19,7 @@ def slowly(self, loss):
 train.Training.tell = slowly
 code = train.main()
 if code == 0:
-    model = torch.load(os.environ["REMUDA_CHECKPOINT_DIR"] + "/state.pt", weights_only=True)["model"]
+    model = torch.load(os.environ["CAVVY_CHECKPOINT_DIR"] + "/state.pt", weights_only=True)["model"]
     digest = hashlib.sha256(b"".join(model[name].numpy().tobytes() for name in sorted(model)))
     print("weights", digest.hexdigest(), flush=True)
 sys.exit(code)
@@ -35,7 +35,7 @@ def write_digits(work: Path) -> None:
 
 def train_undisturbed(work: Path, checkpoints: Path) -> str:
     """The digest of the weights of the same training, run here in one piece."""
-    environ = {**os.environ, "REMUDA_CHECKPOINT_DIR": str(checkpoints), "PAUSE_S": "0"}
+    environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(checkpoints), "PAUSE_S": "0"}
     command = [sys.executable, "slow.py", *ARGUMENTS]
     done = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

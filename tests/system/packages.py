@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-CACHE = Path.home() / ".cache" / "remuda-tests"
+CACHE = Path.home() / ".cache" / "cavvy-tests"
 APT_LOCK = CACHE / "apt.lock"  # held by whoever runs apt-get: what reads its lists does not wait for who writes them
 
 

@@ -42,10 +42,10 @@ def new_database() -> str:
     import psycopg
 
     folder = _start()
-    name = f"remuda_{next(_numbers)}"
-    with psycopg.connect(host=str(folder), user="remuda", dbname="postgres", autocommit=True) as connection:
+    name = f"cavvy_{next(_numbers)}"
+    with psycopg.connect(host=str(folder), user="cavvy", dbname="postgres", autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]  # a literal, of our own making
-    return f"postgresql+psycopg://remuda@/{name}?host={folder}"
+    return f"postgresql+psycopg://cavvy@/{name}?host={folder}"
 
 
 @cache
@@ -53,12 +53,12 @@ def _start() -> Path:
     """Start the server once in this process; return the folder of its socket."""
     programs = find()
     user = "postgres" if os.geteuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="remuda-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="cavvy-pg-"))
     if user is not None:
         entry = pwd.getpwnam(user)
         os.chown(folder, entry.pw_uid, entry.pw_gid)
     data = folder / "data"
-    initdb = [programs / "initdb", "-D", data, "-U", "remuda", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
+    initdb = [programs / "initdb", "-D", data, "-U", "cavvy", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
     subprocess.run(initdb, user=user, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL)
     options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
     with open(folder / "log", "wb") as log:
@@ -103,7 +103,7 @@ def _wait(server: "subprocess.Popen[bytes]", folder: Path) -> None:
 
     for _ in range(600):
         try:
-            psycopg.connect(host=str(folder), user="remuda", dbname="postgres").close()
+            psycopg.connect(host=str(folder), user="cavvy", dbname="postgres").close()
         except psycopg.OperationalError:
             if server.poll() is not None:
                 break

@@ -1,6 +1,6 @@
 """A real Ray cluster for tests: each node in network, process and mount namespaces of its own, on one wire.
 
-Ray is installed into an environment of its own below ~/.cache/remuda-tests at its first use. A cluster that does not
+Ray is installed into an environment of its own below ~/.cache/cavvy-tests at its first use. A cluster that does not
 come up is a skip that says why; nothing is tried twice. It ends with the process that started it, killed or not.
 """
 
@@ -185,7 +185,7 @@ class Cluster:
     def folders(self) -> list[Path]:
         """What nodes that live keep of gangs."""
         alive = [host for host in self.lab.hosts if isinstance(host, RayHost) and host.runs()]
-        return [path for host in alive for path in host.home.glob(".remuda-ray/*/gangs/*")]
+        return [path for host in alive for path in host.home.glob(".cavvy-ray/*/gangs/*")]
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def shared_cluster() -> Cluster:
     """One cluster for all tests of this process: a head, and a worker with two GPUs."""
     stack = ExitStack()
     atexit.register(stack.close)
-    root = Path(f"/tmp/remuda-ray-{os.getpid()}")
+    root = Path(f"/tmp/cavvy-ray-{os.getpid()}")
     stack.callback(shutil.rmtree, root, ignore_errors=True)
     cluster = stack.enter_context(cluster_at(root))
     head = cluster.add()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from remuda.client import Client, connect
-from remuda.client.state import process_mark, read_server, server_holds_lock
+from cavvy.client import Client, connect
+from cavvy.client.state import process_mark, read_server, server_holds_lock
 
 PYTHON = sys.executable
 
@@ -19,8 +19,8 @@ PYTHON = sys.executable
 def home_at(folder: Path, **variables: str) -> Iterator[Path]:
     """Make `folder` the state folder of this process and its children; end its server afterwards."""
     wanted = {
-        "REMUDA_HOME": str(folder),
-        "REMUDA_CONFIG": str(folder.parent / "settings.toml"),
+        "CAVVY_HOME": str(folder),
+        "CAVVY_CONFIG": str(folder.parent / "settings.toml"),
         "XDG_RUNTIME_DIR": str(folder.parent / "run"),
         **variables,
     }

@@ -1,6 +1,6 @@
 """Real storages for tests: SeaweedFS for S3, Azurite for Azure Blob, sshd for SFTP; for Google a strict stand-in.
 
-Each is installed below ~/.cache/remuda-tests at its first use and ends with the process that started it, killed or not.
+Each is installed below ~/.cache/cavvy-tests at its first use and ends with the process that started it, killed or not.
 One that does not come up is a skip that says why; nothing is tried twice.
 """
 
@@ -152,9 +152,9 @@ def start_s3(folder: Path) -> dict[str, str]:
         f"-s3.config={folder}/s3.json", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
         "-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.volumePreallocate=false",
     ]  # fmt: skip
-    from remuda.store.objects.base import ObjectError
-    from remuda.store.objects.http import ask
-    from remuda.store.objects.signing import AmazonKey
+    from cavvy.store.objects.base import ObjectError
+    from cavvy.store.objects.http import ask
+    from cavvy.store.objects.signing import AmazonKey
 
     def ready() -> bool:
         url = AmazonKey(key_id=KEY_ID, secret=SECRET).sign(
@@ -192,7 +192,7 @@ def make_container(endpoint: str) -> None:
     import base64
     import hmac
 
-    from remuda.store.objects.http import ask
+    from cavvy.store.objects.http import ask
 
     now = datetime.now(UTC)
     fields = {

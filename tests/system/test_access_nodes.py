@@ -22,10 +22,10 @@ from tests.system.packages import install_packages
 from tests.system.ports import free_port
 from tests.system.server_home import home_at, kill_server, wait_until
 
-from remuda.client import Client, connect
+from cavvy.client import Client, connect
 
 pytestmark = pytest.mark.system
-REMUDA = [sys.executable, "-P", "-c", "from remuda.cli.main import main; main()"]
+CAVVY = [sys.executable, "-P", "-c", "from cavvy.cli.main import main; main()"]
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def client(home: Path) -> Iterator[Client]:
         yield client
 
 
-def remuda(*words: str, stdin: bytes = b"", seconds: float = 40) -> "subprocess.CompletedProcess[bytes]":
-    return subprocess.run([*REMUDA, *words], input=stdin, capture_output=True, timeout=seconds)
+def cavvy(*words: str, stdin: bytes = b"", seconds: float = 40) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run([*CAVVY, *words], input=stdin, capture_output=True, timeout=seconds)
 
 
 class Terminal:
@@ -58,7 +58,7 @@ class Terminal:
         self.pid, self.file = pty.fork()
         if self.pid == 0:
             os.environ["TERM"] = "xterm"
-            os.execvp(REMUDA[0], [*REMUDA, *words])
+            os.execvp(CAVVY[0], [*CAVVY, *words])
 
     def type(self, keys: bytes) -> None:
         os.write(self.file, keys)
@@ -95,13 +95,13 @@ class Terminal:
 
 
 def test_commands_have_input_errors_and_exit_codes_of_their_own(client: Client) -> None:
-    done = remuda("ssh", "box", "--", 'echo "$COLOUR $REMUDA_JOB"; cat; echo bad >&2; exit 7', stdin=b"given\n")
+    done = cavvy("ssh", "box", "--", 'echo "$COLOUR $CAVVY_JOB"; cat; echo bad >&2; exit 7', stdin=b"given\n")
     assert (done.returncode, done.stdout, done.stderr) == (7, b"bay box\ngiven\n", b"bad\n")
-    assert remuda("ssh", "box:0", "kill -9 $$").returncode == 137
-    assert remuda("exec", "box:0", "--", "sh", "-c", "exit 3").returncode == 3
+    assert cavvy("ssh", "box:0", "kill -9 $$").returncode == 137
+    assert cavvy("exec", "box:0", "--", "sh", "-c", "exit 3").returncode == 3
     large = os.urandom(3 << 20)
-    assert remuda("ssh", "box", "cat", stdin=large).stdout == large  # more than any window, both ways
-    missing = remuda("ssh", "box:1", "true")
+    assert cavvy("ssh", "box", "cat", stdin=large).stdout == large  # more than any window, both ways
+    missing = cavvy("ssh", "box:1", "true")
     assert missing.returncode == 1
     assert b"box has no rank 1" in missing.stderr
     assert [event.text for event in client.events("default", "box").events if event.kind == "access"][:2] == [
@@ -133,29 +133,29 @@ def test_copies_are_whole_and_go_on_where_they_broke_off(client: Client, tmp_pat
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o755)
     (source / "link").symlink_to("run.sh")
-    assert remuda("cp", str(source), "box:there").returncode == 0
-    assert b"box:nothing: No such file" in remuda("cp", "box:nothing", str(tmp_path)).stderr
+    assert cavvy("cp", str(source), "box:there").returncode == 0
+    assert b"box:nothing: No such file" in cavvy("cp", "box:nothing", str(tmp_path)).stderr
     work = next((tmp_path / "home/providers/local/gangs").glob("*/0/work"))
     assert (work / "there/inner/größe").read_bytes() == (source / "inner/größe").read_bytes()
     assert os.readlink(work / "there/link") == "run.sh"
-    done = remuda("cp", "box:0:there", str(tmp_path / "back"))
+    done = cavvy("cp", "box:0:there", str(tmp_path / "back"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "back/run.sh").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "back/run.sh").stat().st_mtime == (source / "run.sh").stat().st_mtime
     assert (tmp_path / "back/inner/größe").read_bytes() == (source / "inner/größe").read_bytes()
 
-    large, part = os.urandom(2_000_000), work / "large.remuda-part"
+    large, part = os.urandom(2_000_000), work / "large.cavvy-part"
     (tmp_path / "large").write_bytes(large)
     part.write_bytes(large[:1_500_000])
     kept = part.stat().st_ino
-    assert remuda("cp", str(tmp_path / "large"), "box:large").returncode == 0
+    assert cavvy("cp", str(tmp_path / "large"), "box:large").returncode == 0
     assert (work / "large").read_bytes() == large
     assert (work / "large").stat().st_ino == kept  # it went on in the same file
-    (tmp_path / "again.remuda-part").write_bytes(b"x" * 1000)  # the start of something else
-    assert remuda("cp", "box:large", str(tmp_path / "again")).returncode == 0
+    (tmp_path / "again.cavvy-part").write_bytes(b"x" * 1000)  # the start of something else
+    assert cavvy("cp", "box:large", str(tmp_path / "again")).returncode == 0
     assert (tmp_path / "again").read_bytes() == large
-    assert not list(tmp_path.glob("*.remuda-part"))
-    missing = remuda("cp", "box:nothing", str(tmp_path))
+    assert not list(tmp_path.glob("*.cavvy-part"))
+    missing = cavvy("cp", "box:nothing", str(tmp_path))
     assert missing.returncode == 255
     assert b"No such file" in missing.stderr
 
@@ -171,10 +171,10 @@ def test_a_copy_to_nowhere_is_told_in_a_line(
     client: Client, tmp_path: Path, there: str, here: str, told: bytes
 ) -> None:
     (tmp_path / "file").write_text("text")
-    sent = remuda("cp", str(tmp_path / "file"), "box:nowhere/")
+    sent = cavvy("cp", str(tmp_path / "file"), "box:nowhere/")
     assert b"nowhere/: there is no such folder on the node" in sent.stderr
-    assert b"4 B" in remuda("cp", str(tmp_path / "file"), "box:").stderr
-    done = remuda("cp", there, f"{tmp_path}/{here}")
+    assert b"4 B" in cavvy("cp", str(tmp_path / "file"), "box:").stderr
+    done = cavvy("cp", there, f"{tmp_path}/{here}")
     assert (done.returncode, done.stderr.splitlines()[0].endswith(told)) == (1, True), done.stderr
     assert not (tmp_path / "nowhere").exists()
 
@@ -213,7 +213,7 @@ def talk(port: int, data: bytes) -> bytes:
 def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
     server, port = echo_server()
     ports = f"0:{port}" if not way else f"{port}:{free_port()}"
-    forward = subprocess.Popen([*REMUDA, "forward", "box", ports, *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    forward = subprocess.Popen([*CAVVY, "forward", "box", ports, *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert forward.stdout is not None
     assert forward.stderr is not None
     try:
@@ -240,7 +240,7 @@ def test_a_port_that_would_lead_to_itself_is_told(client: Client, way: list[str]
     """The job of a local place has this machine's network: its server has the port, or could not get it any more."""
     server, port = echo_server() if served else (None, free_port())
     try:
-        done = remuda("forward", "box", str(port), *way)
+        done = cavvy("forward", "box", str(port), *way)
         assert done.returncode == 1
         assert f"port {port} of box is port {port} of this machine".encode() in done.stderr
         other = f"{port}:PORT leads there from another port" if way else f"0:{port} leads there from a free port"
@@ -252,7 +252,7 @@ def test_a_port_that_would_lead_to_itself_is_told(client: Client, way: list[str]
 
 def test_what_nobody_serves_is_told_with_what_to_do(client: Client) -> None:
     nobody = free_port()
-    forward = subprocess.Popen([*REMUDA, "forward", "box", f"0:{nobody}"], stdout=-1, stderr=-1)
+    forward = subprocess.Popen([*CAVVY, "forward", "box", f"0:{nobody}"], stdout=-1, stderr=-1)
     assert forward.stdout is not None
     assert forward.stderr is not None
     try:
@@ -268,9 +268,9 @@ def test_what_nobody_serves_is_told_with_what_to_do(client: Client) -> None:
 
 def test_ports_and_ranks_that_cannot_be_are_told(client: Client) -> None:
     for words in (["box", "70000"], ["box", "80:70000"], ["box", "80:x"], ["box", "0"]):
-        done = remuda("forward", *words)
+        done = cavvy("forward", *words)
         assert (done.returncode, b"each at most 65535" in done.stderr) == (2, True), done
-    assert b"box has no rank 3: it has rank 0 alone" in remuda("ssh", "box:3").stderr
+    assert b"box has no rank 3: it has rank 0 alone" in cavvy("ssh", "box:3").stderr
 
 
 def require_clients() -> None:
@@ -285,18 +285,18 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> 
     require_clients()
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh/config").write_text("Host other\n  User me\n")
-    assert remuda("ssh", "--setup").returncode == 0
-    assert (tmp_path / ".ssh/config").read_text().startswith("Include config.d/remuda\n")
-    assert remuda("ssh", "--setup").returncode == 0
+    assert cavvy("ssh", "--setup").returncode == 0
+    assert (tmp_path / ".ssh/config").read_text().startswith("Include config.d/cavvy\n")
+    assert cavvy("ssh", "--setup").returncode == 0
     assert (tmp_path / ".ssh/config").read_text().count("Include") == 1
-    file = ["-F", str(tmp_path / ".ssh/config.d/remuda")]
+    file = ["-F", str(tmp_path / ".ssh/config.d/cavvy")]
 
     def plain(*words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
         return subprocess.run([words[0], *file, *words[1:]], input=stdin, capture_output=True, timeout=40)
 
     done = plain("ssh", "box", "cat; echo $COLOUR; exit 6", stdin=b"in\n")
     assert (done.returncode, done.stdout) == (6, b"in\nbay\n"), done.stderr
-    assert b"/dev/pts/" in plain("ssh", "-tt", "box.remuda", "tty").stdout
+    assert b"/dev/pts/" in plain("ssh", "-tt", "box.cavvy", "tty").stdout
     data = os.urandom(1_000_000)
     (tmp_path / "one").write_bytes(data)
     done = plain("scp", str(tmp_path / "one"), "box:two")
@@ -313,7 +313,7 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> 
 def test_a_line_ends_with_its_user_its_job_and_its_server(client: Client, home: Path, tmp_path: Path) -> None:
     left = tmp_path / "left"
     line = f"trap 'touch {left}; exit' HUP; echo on; while :; do sleep 0.1; done"
-    user = subprocess.Popen([*REMUDA, "ssh", "box", line], stdout=subprocess.PIPE)
+    user = subprocess.Popen([*CAVVY, "ssh", "box", line], stdout=subprocess.PIPE)
     assert user.stdout is not None
     assert user.stdout.readline() == b"on\n"
     user.send_signal(signal.SIGHUP)
@@ -322,7 +322,7 @@ def test_a_line_ends_with_its_user_its_job_and_its_server(client: Client, home: 
     user.stdout.close()
 
     pipe = subprocess.PIPE
-    user = subprocess.Popen([*REMUDA, "ssh", "box", "echo on; sleep 1000"], stdout=pipe, stderr=pipe)
+    user = subprocess.Popen([*CAVVY, "ssh", "box", "echo on; sleep 1000"], stdout=pipe, stderr=pipe)
     assert user.stdout is not None
     assert user.stderr is not None
     assert user.stdout.readline() == b"on\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import make_rig
 
-from remuda.agent.wire import Address
-from remuda.agent.work.blobs import connect
+from cavvy.agent.wire import Address
+from cavvy.agent.work.blobs import connect
 
 pytestmark = pytest.mark.system
 

@@ -9,7 +9,7 @@ import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.test_agent_folder import again
 
-from remuda.agent.work.watch import born_ns
+from cavvy.agent.work.watch import born_ns
 
 pytestmark = pytest.mark.system
 SYNC = {"path": "ckpt", "sync": True, "every_s": 0.2}
@@ -127,7 +127,7 @@ def test_files_that_are_written_anew_faster_than_they_are_sent_get_safe_all_the_
 
 
 def test_a_notice_leaves_time_for_the_last_checkpoint() -> None:
-    run = """trap 'sleep 0.3; echo last >ckpt/a; cat $REMUDA_NOTICE_FILE; exit 1' TERM
+    run = """trap 'sleep 0.3; echo last >ckpt/a; cat $CAVVY_NOTICE_FILE; exit 1' TERM
     echo begun; while :; do sleep 0.05; done"""
     with make_rig(run=run, checkpoint=SYNC) as rig:
         agent = rig.launch()
@@ -246,7 +246,7 @@ def _agents(rig: Rig) -> list[str]:
 
 
 def test_a_shared_folder_of_the_place_is_brought_up_to_date_once_for_all_ranks() -> None:
-    with make_rig(run="cp ckpt/a ../../seen-$REMUDA_RANK", checkpoint=SYNC, project="p", attempt=3, nodes=2) as rig:
+    with make_rig(run="cp ckpt/a ../../seen-$CAVVY_RANK", checkpoint=SYNC, project="p", attempt=3, nodes=2) as rig:
         rig.config["storage"] = str(rig.folder / "shared")
         name = rig.stub.add_blob(b"from elsewhere\n")
         files = [{"path": "a", "sha256": name, "size": 15, "mode": 0o644, "mtime_ns": 1}]

@@ -11,7 +11,7 @@ from tests.system.agent_server import GANG, Rig, make_rig
 from tests.system.engines import engine_with
 
 pytestmark = pytest.mark.system
-IMAGE = "localhost/remuda-agent-test:1"
+IMAGE = "localhost/cavvy-agent-test:1"
 TOOLS = ("sh", "cat", "echo", "sleep", "kill", "env", "ls", "touch", "mkdir", "true", "sed")
 
 
@@ -34,7 +34,7 @@ def containers(engine: str) -> str:
 
 
 def test_work_runs_in_the_image_with_its_environment_and_folder(engine: str) -> None:
-    run = "cat file; ls /; echo $A $TOKEN $REMUDA_RANK; echo out >result; exit 9"
+    run = "cat file; ls /; echo $A $TOKEN $CAVVY_RANK; echo out >result; exit 9"
     with make_rig(run=run, env={"A": "b"}, secrets={"TOKEN": "swordfish"}) as rig:
         prepare(rig)
         rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"file": b"content\n"})}

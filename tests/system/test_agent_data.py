@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from remuda.agent.data import fetch, send, stream, vault, web
-from remuda.agent.data.web import CannotMove
-from remuda.agent.work import handover, prepare
-from remuda.agent.work.blobs import Line, Silent
-from remuda.agent.work.folder import CannotBuild
+from cavvy.agent.data import fetch, send, stream, vault, web
+from cavvy.agent.data.web import CannotMove
+from cavvy.agent.work import handover, prepare
+from cavvy.agent.work.blobs import Line, Silent
+from cavvy.agent.work.folder import CannotBuild
 
 pytestmark = pytest.mark.system
 DATA = bytes(range(256)) * 16384  # 4 MiB

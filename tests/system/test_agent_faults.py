@@ -23,7 +23,7 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.setsid()
-        os.execve("/bin/sleep", ["remuda-test-sleep", "300"], {{"REMUDA_JOB_ID": os.environ["REMUDA_JOB_ID"]}})
+        os.execve("/bin/sleep", ["cavvy-test-sleep", "300"], {{"CAVVY_JOB_ID": os.environ["CAVVY_JOB_ID"]}})
     os._exit(0)
 os.wait()
 '"""
@@ -53,7 +53,7 @@ def test_stop_lets_the_commands_in_a_script_end_well() -> None:
 
 
 def test_notice_is_written_for_the_task_and_ends_as_preempted() -> None:
-    run = """trap 'cat "$REMUDA_NOTICE_FILE"; exit 75' TERM; echo up; while :; do sleep 0.1; done"""
+    run = """trap 'cat "$CAVVY_NOTICE_FILE"; exit 75' TERM; echo up; while :; do sleep 0.1; done"""
     with make_rig(run=run) as rig:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
@@ -121,7 +121,7 @@ print("the beginning", flush=True)
 line = b"x" * 1023 + b"\\n"
 for i in range({size} // 65536): os.write(1, line * 64)
 print("the end", flush=True)
-'; touch $REMUDA_NOTICE_FILE.done"""
+'; touch $CAVVY_NOTICE_FILE.done"""
     with make_rig(run=writer, log_limit_mib=8) as rig:
         rig.stub.log_delay_s = 0.2
         agent = rig.launch()

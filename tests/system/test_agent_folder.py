@@ -146,8 +146,8 @@ def test_snapshot_waits_for_a_control_plane_that_is_away() -> None:
 
 
 def test_finished_setup_is_reused_with_all_that_it_made() -> None:
-    setup = "echo setting up; python3 -m venv --without-pip .venv; echo dir >$REMUDA_SETUP_DIR/file; mkdir made"
-    run = "ls -d made; cat $REMUDA_SETUP_DIR/file; grep -c $PWD .venv/bin/activate"
+    setup = "echo setting up; python3 -m venv --without-pip .venv; echo dir >$CAVVY_SETUP_DIR/file; mkdir made"
+    run = "ls -d made; cat $CAVVY_SETUP_DIR/file; grep -c $PWD .venv/bin/activate"
     with make_rig(run=run, setup=setup, setup_key="sha256-1") as rig:
         assert rig.finish() == 0
         assert rig.output() == "setting up\nmade\ndir\n1\n"
@@ -165,7 +165,7 @@ def test_finished_setup_is_reused_with_all_that_it_made() -> None:
 
 
 def test_failed_setup_ends_the_attempt_and_is_tried_anew() -> None:
-    setup = """cd "$REMUDA_SETUP_DIR"; if test -e half; then echo leftover; fi; touch half
+    setup = """cd "$CAVVY_SETUP_DIR"; if test -e half; then echo leftover; fi; touch half
     test -e "$HOME/good" || exit 4"""
     with make_rig(run="echo ran", setup=setup, setup_key="k") as rig:
         assert rig.finish() == 0
@@ -277,7 +277,7 @@ def test_work_that_fills_the_disk_is_reported_all_the_same() -> None:
 def test_setup_sees_what_it_uses_alone_and_its_work_is_laid_over_the_whole_folder() -> None:
     setup = """find . -type f | sort; echo built >src/pkg/native.so; echo two >generated; mkdir -p out; echo x >out/made
     env | grep -c PARAM_LR || ln -s src link"""
-    run = "find . -type f | sort; cat generated out/made link/pkg/native.so train.py; echo $REMUDA_PARAM_LR"
+    run = "find . -type f | sort; cat generated out/made link/pkg/native.so train.py; echo $CAVVY_PARAM_LR"
     files = {"a.txt": b"a", "src/pkg/x.c": b"c", "src/other": b"o", "generated": b"one\n", "out": b"a file\n"}
     with make_rig(run=run, setup=setup, setup_key="k", setup_uses=["a.txt", "src/pkg"], params={"lr": 0.1}) as rig:
 
@@ -321,7 +321,7 @@ def test_setup_uses_parts_of_a_git_commit() -> None:
 
 
 def test_setup_sees_the_parameters_that_it_names() -> None:
-    with make_rig(run="true", setup="echo $REMUDA_PARAM_LR", setup_key="k", params={"lr": 0.1}) as rig:
+    with make_rig(run="true", setup="echo $CAVVY_PARAM_LR", setup_key="k", params={"lr": 0.1}) as rig:
         assert rig.finish() == 0
         assert rig.output() == "0.1\n"
 

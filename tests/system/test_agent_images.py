@@ -11,8 +11,8 @@ from tests.system.agent_server import Rig, make_rig
 from tests.system.engines import engine_with, remove_images
 
 pytestmark = pytest.mark.system
-BASE = "localhost/remuda-images-test:1"
-BUILT = "localhost/remuda-build:0123456789abcdef"
+BASE = "localhost/cavvy-images-test:1"
+BUILT = "localhost/cavvy-build:0123456789abcdef"
 TOOLS = ("sh", "cat", "echo", "sleep", "kill", "env", "ls", "mkdir", "true")
 DOCKERFILE = f"""\
 FROM {BASE} AS small
@@ -127,7 +127,7 @@ def apptainer(tmp_path: Path) -> str:
 
 def test_apptainer_runs_the_work(apptainer: str) -> None:
     for _ in range(2):
-        run = "echo $A $REMUDA_RANK; env | grep -c 'open[s]esame' || true; exit 4"
+        run = "echo $A $CAVVY_RANK; env | grep -c 'open[s]esame' || true; exit 4"
         with make_rig(run=run, env={"A": "b c"}) as rig:
             rig.stub.work["image"] = "registry.example/team/image:1"
             rig.stub.work["image_login"] = "ann:opensesame"

@@ -10,7 +10,7 @@ from tests.system.agent_server import Rig, make_rig
 pytestmark = pytest.mark.system
 SECRET = "hunter2hunter2"
 FIRST = "echo first; echo $TOKEN > in-folder; echo $TOKEN > ../beside; sleep 300 & disown"
-NEXT = 'echo "next ${TOKEN-none} $REMUDA_ATTEMPT"; ls -A; grep -rl "h[u]nter2" .. || exit 3'
+NEXT = 'echo "next ${TOKEN-none} $CAVVY_ATTEMPT"; ls -A; grep -rl "h[u]nter2" .. || exit 3'
 
 
 class Keeper:

@@ -9,7 +9,7 @@ import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.metadata_servers import Metadata, serve_metadata
 
-from remuda.providers.notices import (
+from cavvy.providers.notices import (
     NoticeHold,
     NoticeNode,
     NoticeReply,
@@ -20,12 +20,12 @@ from remuda.providers.notices import (
 
 pytestmark = pytest.mark.system
 OFTEN = timedelta(seconds=0.05)
-WAITS = "trap 'cat $REMUDA_NOTICE_FILE; exit 75' TERM; echo ready; while :; do sleep 0.05; done"
+WAITS = "trap 'cat $CAVVY_NOTICE_FILE; exit 75' TERM; echo ready; while :; do sleep 0.05; done"
 LISTENS = """python3 -uS - <<'END'
 import json, os, signal, socket
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 line = socket.socket(socket.AF_UNIX)
-line.connect(os.environ["REMUDA_NOTICE"])
+line.connect(os.environ["CAVVY_NOTICE"])
 line.sendall(b'{"saved": {"seconds": 1.5}}\\n')
 print("ready")
 for told in line.makefile():
@@ -188,7 +188,7 @@ def test_azure_names_the_node_and_hears_when_it_may_go_on(cloud: Metadata) -> No
 
 
 def test_azure_is_answered_after_the_checkpoint_is_durable(cloud: Metadata) -> None:
-    run = WAITS.replace("cat $REMUDA_NOTICE_FILE", "echo last >ckpt/state")
+    run = WAITS.replace("cat $CAVVY_NOTICE_FILE", "echo last >ckpt/state")
     with make_rig(run=run, checkpoint={"path": "ckpt", "sync": True}) as rig:
         durable: list[bool] = []
         rig.stub.on_put = lambda: durable.append(bool(cloud.started))
@@ -226,7 +226,7 @@ def test_the_signal_that_a_batch_system_was_asked_for_is_a_notice() -> None:
 
 
 def test_the_task_hears_how_often_to_save_and_what_is_safe_and_says_what_a_checkpoint_cost() -> None:
-    run = "cat $REMUDA_CHECKPOINT_EVERY_FILE; echo; echo 1 >ckpt/a;" + LISTENS
+    run = "cat $CAVVY_CHECKPOINT_EVERY_FILE; echo; echo 1 >ckpt/a;" + LISTENS
     with make_rig(run=run, checkpoint={"path": "ckpt", "sync": True, "every_s": 4}) as rig:
         begin(rig)
         rig.until(lambda: "safe" in rig.output())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import GANG, make_rig
 
-from remuda.agent.bundle import make_archive
+from cavvy.agent.bundle import make_archive
 
 pytestmark = pytest.mark.system
 
@@ -44,7 +44,7 @@ def test_success_signal_and_tempfail() -> None:
 def test_environment_is_clean_and_as_promised() -> None:
     work = {
         "run": "env -0",
-        "env": {"A": "b c", "REMUDA_RANK": "user", "PYTHONUNBUFFERED": "0"},
+        "env": {"A": "b c", "CAVVY_RANK": "user", "PYTHONUNBUFFERED": "0"},
         "secrets": {"TOKEN": "hunter2hunter2"},
         "params": {"lr": 0.1, "use-amp": True, "name": "x"},
         "nodes": 2,
@@ -61,20 +61,20 @@ def test_environment_is_clean_and_as_promised() -> None:
         assert env == {
             **{"PATH": os.environ["PATH"], "HOME": str(rig.folder), "LANG": "C.UTF-8", "TERM": "dumb"},
             **{"A": "b c", "PYTHONUNBUFFERED": "0", "TOKEN": "***"},
-            **{"REMUDA_PARAM_LR": "0.1", "REMUDA_PARAM_USE_AMP": "true", "REMUDA_PARAM_NAME": "x"},
-            **{"REMUDA_JOB": "digits", "REMUDA_JOB_ID": str(rig.stub.work["job_id"]), "REMUDA_PROJECT": "default"},
-            **{"REMUDA_ATTEMPT": "1", "REMUDA_GANG": GANG, "REMUDA_RANK": "1"},
-            "REMUDA_CHECKPOINT_DIR": f"{rig.home}/work/ckpt",
-            "REMUDA_CHECKPOINT_EVERY_S": "60.0",
-            "REMUDA_NOTICE_FILE": f"{rig.home}/notice.json",
-            "REMUDA_ADVICE_FILE": f"{rig.home}/advice.json",
-            "REMUDA_PROGRESS_FILE": f"{rig.home}/progress.json",
+            **{"CAVVY_PARAM_LR": "0.1", "CAVVY_PARAM_USE_AMP": "true", "CAVVY_PARAM_NAME": "x"},
+            **{"CAVVY_JOB": "digits", "CAVVY_JOB_ID": str(rig.stub.work["job_id"]), "CAVVY_PROJECT": "default"},
+            **{"CAVVY_ATTEMPT": "1", "CAVVY_GANG": GANG, "CAVVY_RANK": "1"},
+            "CAVVY_CHECKPOINT_DIR": f"{rig.home}/work/ckpt",
+            "CAVVY_CHECKPOINT_EVERY_S": "60.0",
+            "CAVVY_NOTICE_FILE": f"{rig.home}/notice.json",
+            "CAVVY_ADVICE_FILE": f"{rig.home}/advice.json",
+            "CAVVY_PROGRESS_FILE": f"{rig.home}/progress.json",
             **{"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20123", "NODE_RANK": "1", "NNODES": "2"},
-            **{"NPROC_PER_NODE": "2", "REMUDA_HOSTS": "10.0.0.1,10.0.0.2"},
-            **{"REMUDA_HOSTFILE": f"{rig.home}/hosts", "REMUDA_MPI_KEY": ""},
-            "REMUDA_MPI": f"{sys.executable} {rig.home}/mpi.py",
-            "REMUDA_CHECKPOINT_EVERY_FILE": f"{rig.home}/every",
-            "REMUDA_NOTICE": f"{rig.home}/notice.sock",
+            **{"NPROC_PER_NODE": "2", "CAVVY_HOSTS": "10.0.0.1,10.0.0.2"},
+            **{"CAVVY_HOSTFILE": f"{rig.home}/hosts", "CAVVY_MPI_KEY": ""},
+            "CAVVY_MPI": f"{sys.executable} {rig.home}/mpi.py",
+            "CAVVY_CHECKPOINT_EVERY_FILE": f"{rig.home}/every",
+            "CAVVY_NOTICE": f"{rig.home}/notice.sock",
             **{"CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         }
 
@@ -93,7 +93,7 @@ def test_secrets_are_on_no_command_line_and_in_no_message() -> None:
     secret = "correct-horse-battery"
     run = """cat /proc/$$/cmdline; echo
     printf '%s' "${TOKEN%-battery}"; sleep 0.3; echo -battery
-    printf 'REMUDA_PROGRESS {"step": 1, "note": "%s"}\\n' $TOKEN"""
+    printf 'CAVVY_PROGRESS {"step": 1, "note": "%s"}\\n' $TOKEN"""
     with make_rig(run=run, secrets={"TOKEN": secret}) as rig:
         assert rig.finish() == 0
         assert secret not in rig.output()
@@ -134,7 +134,7 @@ def test_wrong_configuration_is_named() -> None:
     with make_rig() as rig:
         rig.config["rank"] = "zero"
         assert rig.finish() == 2
-        assert rig.said() == "remuda-agent: configuration: `rank` must be a whole number, not 'zero'\n"
+        assert rig.said() == "cavvy-agent: configuration: `rank` must be a whole number, not 'zero'\n"
 
 
 def test_background_processes_are_gone_with_the_work() -> None:
@@ -146,8 +146,8 @@ def test_background_processes_are_gone_with_the_work() -> None:
 
 
 def test_progress_by_line_and_by_file() -> None:
-    run = """echo 'REMUDA_PROGRESS {"loss": 0.5, "step": 1}'; sleep 0.8
-    echo '{"loss": 0.25, "step": 2}' >$REMUDA_PROGRESS_FILE"""
+    run = """echo 'CAVVY_PROGRESS {"loss": 0.5, "step": 1}'; sleep 0.8
+    echo '{"loss": 0.25, "step": 2}' >$CAVVY_PROGRESS_FILE"""
     with make_rig(run=run) as rig:
         assert rig.finish() == 0
         values = [message["values"] for message in rig.stub.messages if message["kind"] == "progress"]
@@ -192,7 +192,7 @@ def test_memory_limit_is_kept_and_told() -> None:
         assert rig.exited()["outcome"] == "exit"
         assert rig.exited()["exit_code"] == 137
         assert "out of memory: the work used more than its 100 MiB" in str(rig.exited()["reason"])
-        rig.until(lambda: not list(Path("/sys/fs/cgroup").glob(f"**/remuda-{GANG}-0")))
+        rig.until(lambda: not list(Path("/sys/fs/cgroup").glob(f"**/cavvy-{GANG}-0")))
 
 
 def test_commands_beside_the_work() -> None:
@@ -200,19 +200,19 @@ def test_commands_beside_the_work() -> None:
         agent = rig.launch()
         rig.until(lambda: "running" in rig.stub.kinds())
         rig.until((rig.home / "work" / "file").exists)
-        rig.stub.run_beside("e1", ["sh", "-c", "cat file; echo $A $S $REMUDA_RANK; exit 5"])
+        rig.stub.run_beside("e1", ["sh", "-c", "cat file; echo $A $S $CAVVY_RANK; exit 5"])
         rig.until(lambda: "e1" in rig.stub.exec_codes)
         assert (rig.stub.exec_output["e1"], rig.stub.exec_codes["e1"]) == (b"here\nb *** 0\n", 5)
         rig.stub.run_beside("e2", ["no-such-program"])
         rig.until(lambda: "e2" in rig.stub.exec_codes)
         assert rig.stub.exec_codes["e2"] == 127
         assert (
-            rig.stub.exec_output["e2"] == b"remuda: cannot start no-such-program: there is no such command or folder\n"
+            rig.stub.exec_output["e2"] == b"cavvy: cannot start no-such-program: there is no such command or folder\n"
         )
         rig.stub.run_beside("e4", ["/tmp"])
         rig.until(lambda: "e4" in rig.stub.exec_codes)
         assert rig.stub.exec_codes["e4"] == 126
-        assert rig.stub.exec_output["e4"] == b"remuda: cannot start /tmp: Permission denied\n"
+        assert rig.stub.exec_output["e4"] == b"cavvy: cannot start /tmp: Permission denied\n"
         rig.stub.run_beside("e3", ["sleep", "100"])
         rig.until(lambda: "e3" in rig.stub.exec_output)
         rig.stub.give("stop", 5)

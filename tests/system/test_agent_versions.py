@@ -18,9 +18,9 @@ import pytest
 import uvicorn
 from tests.api.api_house import Api, open_api, until
 
-from remuda.agent import config as todays
-from remuda.domain.messages import Assignment, CheckpointWork
-from remuda.domain.protocol import APART, NEWEST, OLDEST, PROTOCOL, list_unknown
+from cavvy.agent import config as todays
+from cavvy.domain.messages import Assignment, CheckpointWork
+from cavvy.domain.protocol import APART, NEWEST, OLDEST, PROTOCOL, list_unknown
 
 pytestmark = [pytest.mark.system, pytest.mark.anyio]
 FROZEN = Path(__file__).with_name("frozen") / "agent-protocol-1.pyz"
@@ -107,9 +107,9 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
     async with range_at(tmp_path) as here:
         await here.api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "hush-hush"})
         snapshot = await here.freeze(
-            {"main.sh": b'echo "$GREETING $REMUDA_PARAM_LR $(cat made) $TOKEN"; cat sub/x\n', "sub/x": b"deep\n"}
+            {"main.sh": b'echo "$GREETING $CAVVY_PARAM_LR $(cat made) $TOKEN"; cat sub/x\n', "sub/x": b"deep\n"}
         )
-        run = "sh main.sh; echo 'REMUDA_PROGRESS {\"step\": 3}'; while [ ! -e go ]; do sleep 0.05; done"
+        run = "sh main.sh; echo 'CAVVY_PROGRESS {\"step\": 3}'; while [ ! -e go ]; do sleep 0.05; done"
         text = f"name: old\nrun: {json.dumps(run)}\nsetup: echo set up > made\nsecrets: [TOKEN]\n"
         gang = await here.submit(
             text + "env: {GREETING: hello}\nparams: {lr: 0.5}\nworkdir: .\n", origin={"snapshot": snapshot}
@@ -123,7 +123,7 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
         assert "older than this server" in refused.json()["message"]
         beside = (await here.api.http.post(JOB + "/exec", json={"command": ["touch", "go"]})).json()["id"]
         done = await here.api.http.get(f"{JOB}/exec/{beside}", params={"wait_s": 30})
-        assert done.headers["remuda-exit-code"] == "0", done.content
+        assert done.headers["cavvy-exit-code"] == "0", done.content
 
         job = await until(lambda: here.phase("done"))
         assert await asyncio.wait_for(agent.wait(), 30) == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import make_rig
 
-from remuda.agent.config import Fields, Volume
-from remuda.agent.data import mounts
+from cavvy.agent.config import Fields, Volume
+from cavvy.agent.data import mounts
 
 pytestmark = pytest.mark.system
 
@@ -36,9 +36,9 @@ def test_folders_of_the_node_are_seen_under_their_paths(tmp_path: Path) -> None:
 
 def test_a_part_of_the_working_folder_is_seen_elsewhere(tmp_path: Path) -> None:
     seen = tmp_path / "code"
-    with make_rig(run=f"cat {seen}/a ~/.remuda-test; rm ~/.remuda-test") as rig:
+    with make_rig(run=f"cat {seen}/a ~/.cavvy-test; rm ~/.cavvy-test") as rig:
         rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"code/a": b"alpha\n", "b": b"beta\n"})}
-        rig.stub.work["volumes"] = [volume("code", seen, "folder"), volume("b", "~/.remuda-test", "folder")]
+        rig.stub.work["volumes"] = [volume("code", seen, "folder"), volume("b", "~/.cavvy-test", "folder")]
         assert rig.finish() == 0
         assert rig.output() == "alpha\nbeta\n"
 

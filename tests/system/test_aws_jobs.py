@@ -13,8 +13,8 @@ from tests.ec2.rules import allow_only
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.trust import User, user_at, wait_until
 
-from remuda.domain.units import parse_rate
-from remuda.providers.aws.policy import make_policy
+from cavvy.domain.units import parse_rate
+from cavvy.providers.aws.policy import make_policy
 
 pytestmark = pytest.mark.system
 # The example's training, a second an epoch, so that an interruption finds it at work; then a digest of its weights.
@@ -157,7 +157,7 @@ def test_a_lost_server_finds_its_work_done(ec2: Ec2, user: User) -> None:
     user.wait(name, "running")
     user.kill_server()
     (machine,) = ec2.machines.values()
-    exit_file = machine.folder / "var/remuda/work/exit.json"
+    exit_file = machine.folder / "var/cavvy/work/exit.json"
     wait_until(exit_file.exists, lambda: console(ec2))
     assert user.ended(name).phase == "done"
     assert "did it" in user.log(name)

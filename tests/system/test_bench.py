@@ -1,4 +1,4 @@
-"""`remuda bench` measures a script through a real job, and plan uses what it measured."""
+"""`cavvy bench` measures a script through a real job, and plan uses what it measured."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from tests.system.server_home import home_at
 
-from remuda.cli.main import cli
+from cavvy.cli.main import cli
 
 pytestmark = pytest.mark.system
 
@@ -19,7 +19,7 @@ begin = time.monotonic()
 while True:
     time.sleep(0.05)
     done = int((time.monotonic() - begin) * rate)
-    print("REMUDA_PROGRESS " + json.dumps({"done": done}), flush=True)
+    print("CAVVY_PROGRESS " + json.dumps({"done": done}), flush=True)
 """
 
 

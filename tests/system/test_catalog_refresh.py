@@ -19,14 +19,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from remuda.domain.offers import Purchase
-from remuda.providers.prices import PriceError, PriceQuery
-from remuda.providers.prices.azure import AzurePrices
-from remuda.store.snapshot import Snapshot
-from remuda.store.snapshot.choose import SHIPPED, path_in_use, problem_of_refreshed, refreshed_path
-from remuda.store.snapshot.compare import compare
-from remuda.store.snapshot.layout import SnapshotError
-from remuda.store.snapshot.refresh import refresh_from, refresh_offers
+from cavvy.domain.offers import Purchase
+from cavvy.providers.prices import PriceError, PriceQuery
+from cavvy.providers.prices.azure import AzurePrices
+from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot.choose import SHIPPED, path_in_use, problem_of_refreshed, refreshed_path
+from cavvy.store.snapshot.compare import compare
+from cavvy.store.snapshot.layout import SnapshotError
+from cavvy.store.snapshot.refresh import refresh_from, refresh_offers
 
 pytestmark = pytest.mark.system
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -35,7 +35,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
-    monkeypatch.setenv("REMUDA_HOME", str(folder))
+    monkeypatch.setenv("CAVVY_HOME", str(folder))
     return folder
 
 
@@ -158,7 +158,7 @@ def test_a_refresh_killed_in_the_middle_leaves_the_old_one_and_the_next_sweeps_u
 
     with serving(dribble) as url:
         arguments = ["catalog", "refresh", "--from", url]
-        code = f"from remuda.cli.main import main; main({arguments!r})"
+        code = f"from cavvy.cli.main import main; main({arguments!r})"
         with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
             deadline = time.monotonic() + 30
             while not any(path.stat().st_size > 1_000_000 for path in home.glob(".catalog.*.new")):
@@ -181,7 +181,7 @@ def test_a_damaged_or_older_one_in_the_state_folder_is_not_used(home: Path) -> N
     assert "not a usable catalog" in (problem_of_refreshed() or "")
     changed_copy(refreshed_path(), "UPDATE meta SET value = '2020-01-01' WHERE key = 'as_of'")
     assert path_in_use() == SHIPPED
-    assert problem_of_refreshed() == "older than the one shipped with Remuda"
+    assert problem_of_refreshed() == "older than the one shipped with Cavvy"
 
 
 def item(**changes: object) -> dict[str, object]:

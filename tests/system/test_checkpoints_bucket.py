@@ -11,9 +11,9 @@ import pytest
 from tests.system.server_home import follow_to_end, home_with_jobs
 from tests.system.storages import servers, start_s3
 
-from remuda.client import connect
-from remuda.store.objects.base import Bucket
-from remuda.store.objects.places import open_place
+from cavvy.client import connect
+from cavvy.store.objects.base import Bucket
+from cavvy.store.objects.places import open_place
 
 __all__ = ["servers"]
 pytestmark = pytest.mark.system
@@ -23,14 +23,14 @@ retry: {preemption: 3}
 checkpoint: {path: state, every: 60s, storage: s3://data/FOLDER/here}
 run: |
   ls state
-  if test "$REMUDA_ATTEMPT" = 1; then
+  if test "$CAVVY_ATTEMPT" = 1; then
     python3 -c "import random; open('state/big', 'wb').write(random.Random(7).randbytes((20 << 20) + 5))"
     mkdir -p state/deep; echo one >state/deep/a; chmod 750 state/deep/a; ln -s deep/a state/link
     exit 75
   fi
-  if test "$REMUDA_ATTEMPT" = 2; then rm state/deep/a; echo two >state/deep/a; exit 75; fi
+  if test "$CAVVY_ATTEMPT" = 2; then rm state/deep/a; echo two >state/deep/a; exit 75; fi
   sha256sum state/big; cat state/link; stat -c %a state/deep/a
-  test "$REMUDA_ATTEMPT" = 4 || { echo three >state/deep/a; exit 75; }
+  test "$CAVVY_ATTEMPT" = 4 || { echo three >state/deep/a; exit 75; }
 """
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from tests.system.server_home import home_with_jobs, kill_server, wait_until
 
-from remuda.client import connect
-from remuda.client.state import server_holds_lock
+from cavvy.client import connect
+from cavvy.client.state import server_holds_lock
 
 pytestmark = pytest.mark.system
 HANDED = "[providers.local]\nhand_over_checkpoints = true\n"
@@ -64,9 +64,9 @@ retry: {preemption: 5}
 checkpoint: {path: state, every: 1s}
 run: |
   test -e state/log && cat state/log
-  echo "attempt $REMUDA_ATTEMPT" >>state/log
-  while ! test -e HOME/go-$REMUDA_ATTEMPT; do sleep 0.05; done
-  test $REMUDA_ATTEMPT = 5 || exit 75
+  echo "attempt $CAVVY_ATTEMPT" >>state/log
+  while ! test -e HOME/go-$CAVVY_ATTEMPT; do sleep 0.05; done
+  test $CAVVY_ATTEMPT = 5 || exit 75
 """
 
 
@@ -176,7 +176,7 @@ def wait_for_next(home: Path, number: int) -> None:
 
 def newest(home: Path) -> tuple[int, int]:
     """The number of the newest checkpoint, and the highest that anybody was told of."""
-    with closing(sqlite3.connect(f"file:{home}/remuda.db?mode=ro", uri=True)) as database:
+    with closing(sqlite3.connect(f"file:{home}/cavvy.db?mode=ro", uri=True)) as database:
         number = database.execute("SELECT MAX(number) FROM checkpoints").fetchone()[0] or 0
         texts = database.execute("SELECT text FROM events WHERE kind = 'checkpoint'").fetchall()
     told = [int(found[1]) for (text,) in texts if (found := re.match(r"checkpoint (\d+) is safe", text))]
@@ -186,7 +186,7 @@ def newest(home: Path) -> tuple[int, int]:
 def load(home: Path) -> int:
     """The step of the newest checkpoint, after every byte of it was checked."""
     [job] = (home / "storage/default").iterdir()
-    with closing(sqlite3.connect(f"file:{home}/remuda.db?mode=ro", uri=True)) as database:
+    with closing(sqlite3.connect(f"file:{home}/cavvy.db?mode=ro", uri=True)) as database:
         manifest = database.execute("SELECT manifest FROM checkpoints ORDER BY number DESC LIMIT 1").fetchone()[0]
 
     def read(name: str) -> bytes:

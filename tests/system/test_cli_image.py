@@ -1,4 +1,4 @@
-"""`remuda image build` on a real engine; skipped where there is none that works."""
+"""`cavvy image build` on a real engine; skipped where there is none that works."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from tests.system.engines import engine_with, list_images, remove_images
 
-from remuda.cli.main import cli
+from cavvy.cli.main import cli
 
 pytestmark = pytest.mark.system
-BASE = "localhost/remuda-image-base:1"
+BASE = "localhost/cavvy-image-base:1"
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def engine(tmp_path: Path) -> Iterator[str]:
     """An engine with a small image, made of the host's busybox."""
     with engine_with(BASE, ("sh", "echo", "cat", "dd", "true"), tmp_path, folders=["tmp"]) as found:
         yield found
-        made = [name for name in list_images(found) if name.startswith("localhost/remuda-image/imagetest:")]
+        made = [name for name in list_images(found) if name.startswith("localhost/cavvy-image/imagetest:")]
         remove_images(found, *made)
 
 

@@ -22,9 +22,9 @@ from tests.system.storages import (
     start_web,
 )
 
-from remuda.client import Client, connect
-from remuda.store.objects.base import Bucket
-from remuda.store.objects.places import open_place
+from cavvy.client import Client, connect
+from cavvy.store.objects.base import Bucket
+from cavvy.store.objects.places import open_place
 
 __all__ = ["servers"]
 pytestmark = pytest.mark.system
@@ -65,7 +65,7 @@ def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path, 
         for name, value in keys.items():
             client.put_secret("default", name, value)
         run = (
-            "cat in/a.txt 'in/sub/ü &.txt'; test ! -s in/empty; test -z \"$(find . -name '*remuda-part')\"\n"
+            "cat in/a.txt 'in/sub/ü &.txt'; test ! -s in/empty; test -z \"$(find . -name '*cavvy-part')\"\n"
             "mkdir -p out/deep; cp in/large.bin out/deep/; cp one out/\n"
             "env | grep -e STORAGE -e AWS_ -e GOOGLE || echo no keys"
         )

@@ -13,8 +13,8 @@ from secrets import token_hex
 import pytest
 from tests.system.storages import servers, start_azure, start_google, start_s3, start_sftp, start_web
 
-from remuda.store.objects.base import Bucket, ObjectDenied, ObjectError, ObjectMissing, Relays, Signed
-from remuda.store.objects.places import open_place
+from cavvy.store.objects.base import Bucket, ObjectDenied, ObjectError, ObjectMissing, Relays, Signed
+from cavvy.store.objects.places import open_place
 
 __all__ = ["servers"]
 pytestmark = pytest.mark.system

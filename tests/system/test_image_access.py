@@ -15,15 +15,15 @@ from tests.system.ports import free_port
 from tests.system.server_home import home_at, wait_until
 from tests.system.test_image_jobs import BASE, engine
 
-from remuda.client import connect
+from cavvy.client import connect
 
 __all__ = ["engine"]
 pytestmark = pytest.mark.system
-REMUDA = [sys.executable, "-P", "-c", "from remuda.cli.main import main; main()"]
+CAVVY = [sys.executable, "-P", "-c", "from cavvy.cli.main import main; main()"]
 
 
-def remuda(*words: str) -> "subprocess.CompletedProcess[bytes]":
-    return subprocess.run([*REMUDA, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+def cavvy(*words: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run([*CAVVY, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
 
 
 def test_ports_are_forwarded_into_a_container_and_out_of_it(
@@ -41,7 +41,7 @@ def test_ports_are_forwarded_into_a_container_and_out_of_it(
                 port = int(told.partition(" leads")[0].rpartition(":")[2])
                 wait_until(lambda: hear(port) == b"from inside\n")
             with forwarded("boxed", f"{ours.getsockname()[1]}:{back}", "-R"):
-                asked = [*REMUDA, "exec", "boxed", "--", "sh", "-c", f"echo out | nc 127.0.0.1 {back}"]
+                asked = [*CAVVY, "exec", "boxed", "--", "sh", "-c", f"echo out | nc 127.0.0.1 {back}"]
                 with subprocess.Popen(asked, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as sent:
                     ours.settimeout(30)
                     peer = ours.accept()[0]
@@ -60,10 +60,8 @@ def hear(port: int) -> bytes:
 
 @contextmanager
 def forwarded(*words: str) -> Iterator[str]:
-    """`remuda forward` at work, and what it said when it was ready."""
-    command = subprocess.Popen(
-        [*REMUDA, "forward", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
+    """`cavvy forward` at work, and what it said when it was ready."""
+    command = subprocess.Popen([*CAVVY, "forward", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert command.stdout is not None
     try:
         yield command.stdout.readline()
@@ -80,18 +78,18 @@ def test_exec_ssh_and_cp_land_in_the_container(engine: str, tmp_path: Path, monk
             run = "echo inside >/marker; echo up; sleep 1000"
             client.submit(f"{{name: boxed, image: '{BASE}', run: '{run}', env: {{COLOUR: bay}}}}")
             wait_until(lambda: b"up" in b"".join(client.logs("default", "boxed")))
-            done = remuda("exec", "boxed", "--", "sh", "-c", "cat /marker; echo $COLOUR $REMUDA_JOB")
+            done = cavvy("exec", "boxed", "--", "sh", "-c", "cat /marker; echo $COLOUR $CAVVY_JOB")
             assert done.stdout == b"inside\nbay boxed\n", done
-            done = remuda("ssh", "boxed", "cat", "/marker")
+            done = cavvy("ssh", "boxed", "cat", "/marker")
             assert (done.returncode, done.stdout) == (0, b"inside\n"), done
             (tmp_path / "here").write_text("brought\n")
-            assert remuda("cp", str(tmp_path / "here"), "boxed:there").returncode == 0
-            assert remuda("exec", "boxed", "--", "cat", "there").stdout == b"brought\n"
-            assert remuda("cp", "boxed:there", str(tmp_path / "back")).returncode == 0
+            assert cavvy("cp", str(tmp_path / "here"), "boxed:there").returncode == 0
+            assert cavvy("exec", "boxed", "--", "cat", "there").stdout == b"brought\n"
+            assert cavvy("cp", "boxed:there", str(tmp_path / "back")).returncode == 0
             assert (tmp_path / "back").read_text() == "brought\n"
             if shutil.which("ssh"):
-                assert remuda("ssh", "--setup").returncode == 0
-                plain = ["ssh", "-F", str(tmp_path / ".ssh/config.d/remuda"), "boxed", "cat /marker; exit 6"]
+                assert cavvy("ssh", "--setup").returncode == 0
+                plain = ["ssh", "-F", str(tmp_path / ".ssh/config.d/cavvy"), "boxed", "cat /marker; exit 6"]
                 found = subprocess.run(plain, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
                 assert (found.returncode, found.stdout) == (6, b"inside\n"), found.stderr
         finally:

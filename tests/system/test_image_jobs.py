@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from tests.system.engines import engine_with, list_images, remove_images
 from tests.system.server_home import home_with_jobs
 
-from remuda.cli.main import cli
+from cavvy.cli.main import cli
 
 pytestmark = pytest.mark.system
-BASE = "localhost/remuda-image-jobs:1"
+BASE = "localhost/cavvy-image-jobs:1"
 TOOLS = ("sh", "cat", "echo", "sleep", "kill", "env", "true", "nc")
 
 
@@ -25,7 +25,7 @@ def engine(tmp_path: Path) -> Iterator[str]:
 
 
 def list_builds(engine: str) -> list[str]:
-    return [name for name in list_images(engine) if "remuda-build" in name]
+    return [name for name in list_images(engine) if "cavvy-build" in name]
 
 
 def test_a_job_builds_its_image_and_sees_its_volume(engine: str, tmp_path: Path) -> None:

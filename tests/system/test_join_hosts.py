@@ -17,8 +17,8 @@ from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at, worked
 from tests.system.server_home import follow_to_end, home_at, kill_server, wait_until
 
-from remuda.cli.main import cli
-from remuda.client import Client, connect
+from cavvy.cli.main import cli
+from cavvy.client import Client, connect
 
 PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system
@@ -202,7 +202,7 @@ def test_a_lease_that_nobody_renews_ends_the_work_on_the_machine_and_frees_it_fo
     starts, go = ranch.home / "starts", ranch.home / "go"
     with connect() as client:
         ranch.join(client, first, name="first")
-        run = f"trap 'echo told >>{starts}; exit 1' TERM; echo $REMUDA_ATTEMPT >>{starts}; "
+        run = f"trap 'echo told >>{starts}; exit 1' TERM; echo $CAVVY_ATTEMPT >>{starts}; "
         run += f"while [ ! -e {go} ]; do sleep 0.1; done; hostname"
         client.submit(json.dumps({"name": "alone", "limits": {"unattended": "12s"}, "grace": "3s", "run": run}))
         wait_until(lambda: starts.exists() and phase(client, "alone") == "running")
@@ -256,8 +256,8 @@ def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_awa
 
 
 def test_a_shell_and_copies_reach_a_machine_that_nobody_can_call(ranch: Ranch) -> None:
-    def remuda(*words: str) -> "subprocess.CompletedProcess[bytes]":
-        main = "from remuda.cli.main import main; main()"
+    def cavvy(*words: str) -> "subprocess.CompletedProcess[bytes]":
+        main = "from cavvy.cli.main import main; main()"
         return subprocess.run([sys.executable, "-P", "-c", main, *words], capture_output=True, timeout=60)
 
     with connect() as client:
@@ -265,13 +265,13 @@ def test_a_shell_and_copies_reach_a_machine_that_nobody_can_call(ranch: Ranch) -
         ranch.join(client, host)
         client.submit("{name: far, run: 'exec sleep 1000'}")
         wait_until(lambda: phase(client, "far") == "running")
-        done = remuda("ssh", "far", "hostname; exit 5")
+        done = cavvy("ssh", "far", "hostname; exit 5")
         assert (done.returncode, done.stdout) == (5, b"h1\n"), done.stderr
         data = os.urandom(400_000)
         (ranch.home / "data").write_bytes(data)
-        assert remuda("cp", str(ranch.home / "data"), "far:there").returncode == 0
-        assert remuda("cp", "far:there", str(ranch.home / "back")).returncode == 0
+        assert cavvy("cp", str(ranch.home / "data"), "far:there").returncode == 0
+        assert cavvy("cp", "far:there", str(ranch.home / "back")).returncode == 0
         assert (ranch.home / "back").read_bytes() == data
-        assert b"joined: h1 (up)" in remuda("nodes").stdout
+        assert b"joined: h1 (up)" in cavvy("nodes").stdout
         client.stop("default", "far")
         wait_until(lambda: phase(client, "far") == "stopped")

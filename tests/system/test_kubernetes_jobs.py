@@ -150,7 +150,7 @@ def test_no_token_is_in_a_pod(user: User, cluster: Cluster) -> None:
     user.submit(f"{{name: quiet, {SMALL}, run: 'echo here; sleep 300'}}")
     user.wait("quiet", "running")
     (secret,) = [
-        each for each in json.loads(cluster.kubectl("get", "secrets", "-l", "remuda/gang", "-o", "json"))["items"]
+        each for each in json.loads(cluster.kubectl("get", "secrets", "-l", "cavvy/gang", "-o", "json"))["items"]
     ]
     token = json.loads(base64.b64decode(secret["data"]["config.json"]))["token"]
     (pod,) = cluster.pods()
@@ -174,7 +174,7 @@ def test_what_is_exported_is_taken_by_the_api_server(user: User, cluster: Cluste
 
 def test_the_policy_is_enough(user: User, cluster: Cluster) -> None:
     cluster.kubectl("apply", "-f", "-", stdin=user.cli("check", "kubernetes", "--policy"))
-    secret = cluster.kubectl("get", "serviceaccount", "remuda", "-o", "jsonpath={.secrets[0].name}")
+    secret = cluster.kubectl("get", "serviceaccount", "cavvy", "-o", "jsonpath={.secrets[0].name}")
     token = base64.b64decode(cluster.kubectl("get", "secret", secret, "-o", "jsonpath={.data.token}")).decode()
     config = json.loads(cluster.kubeconfig.read_text())
     config["users"] = [{"name": "ann", "user": {"token": token}}]

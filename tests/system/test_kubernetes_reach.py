@@ -27,7 +27,7 @@ cluster, user = users.cluster, users.user
 
 @pytest.mark.parametrize("image", ["localhost/python:1", "localhost/box:1"], ids=["python", "bare"])
 def test_users_reach_into_pods(user: User, cluster: Cluster, image: str) -> None:
-    page = "echo rank $REMUDA_RANK > /tmp/page; exec httpd -f -p 8123 -h /tmp"
+    page = "echo rank $CAVVY_RANK > /tmp/page; exec httpd -f -p 8123 -h /tmp"
     user.submit(f"{{name: open, image: '{image}', nodes: 2, {SMALL}, run: '{page}'}}")
     user.wait("open", "running")
     assert user.cli("exec", "open:1", "--", "sh", "-c", "cat /tmp/page; exit 4", code=4) == "rank 1\n"

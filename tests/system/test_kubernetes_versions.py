@@ -12,19 +12,19 @@ import pytest
 import yaml
 from tests.unit.test_kubernetes_reading import make_node, make_spec
 
-from remuda.agent.bundle import make_archive
-from remuda.domain.tasks import Task, Volume, VolumeKind
-from remuda.providers.kubernetes import pods
-from remuda.providers.kubernetes.cluster import read_nodes
-from remuda.providers.kubernetes.export import make_export
-from remuda.providers.kubernetes.parcel import make_parcel
-from remuda.providers.kubernetes.policy import make_policy
-from remuda.providers.kubernetes.wishes import read_wishes
+from cavvy.agent.bundle import make_archive
+from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.providers.kubernetes import pods
+from cavvy.providers.kubernetes.cluster import read_nodes
+from cavvy.providers.kubernetes.export import make_export
+from cavvy.providers.kubernetes.parcel import make_parcel
+from cavvy.providers.kubernetes.policy import make_policy
+from cavvy.providers.kubernetes.wishes import read_wishes
 
 pytestmark = pytest.mark.system
 
 PACKAGE = "kubernetes-validate==1.37.0"
-CACHE = Path("~/.cache/remuda-tests").expanduser() / PACKAGE
+CACHE = Path("~/.cache/cavvy-tests").expanduser() / PACKAGE
 HERE = Path(__file__).parent
 SETTINGS = {
     "queue": "gold", "priority_class": "low", "pull_secrets": "a, b", "runtime_class": "nvidia", "scheduler": "volcano",

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from remuda.agent.bundle import make_command
-from remuda.providers import registry
-from remuda.providers.base import Carrier, GangSeen, GangSpec, GangState, SignalsChanges
-from remuda.providers.local import processes
-from remuda.providers.local.provider import LocalProvider
+from cavvy.agent.bundle import make_command
+from cavvy.providers import registry
+from cavvy.providers.base import Carrier, GangSeen, GangSpec, GangState, SignalsChanges
+from cavvy.providers.local import processes
+from cavvy.providers.local.provider import LocalProvider
 
 pytestmark = [
     pytest.mark.system,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from tests.contract.stand_in import STAND_IN
 
-from remuda.domain.places import Hold
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import (
+from cavvy.domain.places import Hold
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import (
     Carrier,
     GangSeen,
     GangSpec,
@@ -25,11 +25,11 @@ from remuda.providers.base import (
     Refused,
     TryAgain,
 )
-from remuda.providers.hosts.devices import Sources
-from remuda.providers.hosts.machine import this_machine
-from remuda.providers.local import MANIFEST, processes
-from remuda.providers.local.processes import Process
-from remuda.providers.local.provider import LocalProvider
+from cavvy.providers.hosts.devices import Sources
+from cavvy.providers.hosts.machine import this_machine
+from cavvy.providers.local import MANIFEST, processes
+from cavvy.providers.local.processes import Process
+from cavvy.providers.local.provider import LocalProvider
 
 pytestmark = [
     pytest.mark.system,

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from tests.system.server_home import follow_to_end, home_at, wait_until
 
-from remuda.agent.bundle import make_archive
-from remuda.api.outside.certificate import load_certificate
-from remuda.api.outside.shelf import Shelf
-from remuda.api.tokens import load_tokens
-from remuda.client import Client, connect
-from remuda.providers.base import Outside
-from remuda.providers.hosts.bootstrap import make_preamble
+from cavvy.agent.bundle import make_archive
+from cavvy.api.outside.certificate import load_certificate
+from cavvy.api.outside.shelf import Shelf
+from cavvy.api.tokens import load_tokens
+from cavvy.client import Client, connect
+from cavvy.providers.base import Outside
+from cavvy.providers.hosts.bootstrap import make_preamble
 
 pytestmark = pytest.mark.system
 
@@ -90,11 +90,11 @@ def make_script(outside: Outside, gang: str, folder: Path) -> str:
     }
     agent = outside.agent()
     return f"""{make_preamble(outside, str(folder))}
-remuda_start && remuda_fetch {agent} {agent}.pyz || exit 1
-cat > "$REMUDA_FOLDER/config.json" <<'CONFIG'
+cavvy_start && cavvy_fetch {agent} {agent}.pyz || exit 1
+cat > "$CAVVY_FOLDER/config.json" <<'CONFIG'
 {json.dumps(config)}
 CONFIG
-exec $REMUDA_PYTHON -I -S "$REMUDA_FOLDER/{agent}.pyz" "$REMUDA_FOLDER/config.json"
+exec $CAVVY_PYTHON -I -S "$CAVVY_FOLDER/{agent}.pyz" "$CAVVY_FOLDER/config.json"
 """
 
 
@@ -229,7 +229,7 @@ def _status(outside: Outside, path: str, token: str | None, body: Any = None) ->
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    headers = {"Remuda-Agent-Protocol": "1", **({"Authorization": f"Bearer {token}"} if token else {})}
+    headers = {"Cavvy-Agent-Protocol": "1", **({"Authorization": f"Bearer {token}"} if token else {})}
     request = urllib.request.Request(
         outside.address + path, headers=headers, data=None if body is None else json.dumps(body).encode()
     )

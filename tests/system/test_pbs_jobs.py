@@ -63,7 +63,7 @@ def test_a_job_that_pbs_takes_away_goes_on(user: User) -> None:
 @pytest.mark.proves(PROOF, "notice")
 def test_a_walltime_is_asked_for_and_its_end_is_a_notice(user: User) -> None:
     user.settings(user.config.read_text() + "warning_s = 3615\n")  # of an hour, the grace of 10 s and the duration
-    run = f"trap 'cat $REMUDA_NOTICE_FILE; exit 75' TERM; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
+    run = f"trap 'cat $CAVVY_NOTICE_FILE; exit 75' TERM; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
     user.submit(f'name: timed\n{SMALL}\nlimits: {{duration: 10s}}\nrun: "{run}"')
     user.wait("timed", lambda job: job.attempt == 2)
     assert "nearly over" in user.log("timed", "--attempt", "1")

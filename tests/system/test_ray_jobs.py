@@ -90,7 +90,7 @@ def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None
 
 
 def test_no_token_is_in_a_job_or_its_log(user: User, cluster: Cluster) -> None:
-    name = user.submit(f"name: quiet\n{SMALL}\nrun: cat $HOME/.remuda-ray/*/gangs/$REMUDA_GANG/0/config.json\n")
+    name = user.submit(f"name: quiet\n{SMALL}\nrun: cat $HOME/.cavvy-ray/*/gangs/$CAVVY_GANG/0/config.json\n")
     job = user.ended(name)
     assert job.phase == "done"
     config = json.loads(user.log(name))

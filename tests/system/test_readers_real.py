@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from remuda.readers import open_samples, write_shards
-from remuda.train import Data
+from cavvy.readers import open_samples, write_shards
+from cavvy.train import Data
 
 pytestmark = [
     pytest.mark.system,

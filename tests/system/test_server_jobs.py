@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.system.server_home import follow_to_end, home_at, home_with_jobs, kill_server, wait_until
 
-from remuda.client import ApiError, Client, connect
-from remuda.client.embedded import ensure_server, stop_server
-from remuda.client.state import server_holds_lock
+from cavvy.client import ApiError, Client, connect
+from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.state import server_holds_lock
 
 pytestmark = pytest.mark.system
 
@@ -91,7 +91,7 @@ def test_an_answered_submission_survives_kill_9(home: Path) -> None:
 
 
 def test_it_does_not_stop_for_idleness_while_a_job_lives(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "1")
+    monkeypatch.setenv("CAVVY_SERVER_IDLE_STOP_S", "1")
     with connect() as client:
         client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
     time.sleep(3)
@@ -112,8 +112,8 @@ def test_a_command_beside_the_work_streams_and_returns_its_code(home: Path) -> N
 
 
 def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> None:
-    from remuda.domain.jobs import Origin
-    from remuda.spec.workdir import freeze
+    from cavvy.domain.jobs import Origin
+    from cavvy.spec.workdir import freeze
 
     folder = tmp_path / "work"
     folder.mkdir()
@@ -199,8 +199,8 @@ def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
 
 
 def test_the_log_of_the_server_is_kept_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMUDA_SERVER_LOG_MIB", "1")
-    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "2")
+    monkeypatch.setenv("CAVVY_SERVER_LOG_MIB", "1")
+    monkeypatch.setenv("CAVVY_SERVER_IDLE_STOP_S", "2")
     home.mkdir(mode=0o700)
     (home / "server.log").write_bytes(b"old\n" * 300_000)
     os.chmod(home / "server.log", 0o600)

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from tests.system.server_home import home_at, kill_server, run_python, wait_until
 
-from remuda.client import ApiError, Client, Incompatible, StartFailed, Unreachable, connect
-from remuda.client.embedded import ensure_server, stop_server
-from remuda.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
+from cavvy.client import ApiError, Client, Incompatible, StartFailed, Unreachable, connect
+from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
 
 pytestmark = pytest.mark.system
-ASK_PID = "from remuda.client import connect; print(connect().server().pid)"
+ASK_PID = "from cavvy.client import connect; print(connect().server().pid)"
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_only_its_user_can_reach_it(home: Path) -> None:
     path = server.address.removeprefix("unix:")
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(home).st_mode) == 0o700
-    for name in ("token", "server.json", "server.log", "server.lock", "remuda.db"):
+    for name in ("token", "server.json", "server.log", "server.lock", "cavvy.db"):
         assert stat.S_IMODE(os.stat(home / name).st_mode) == 0o600, name
     with Client(server.address, "wrong") as client, pytest.raises(ApiError) as caught:
         client.server()
@@ -92,7 +92,7 @@ def test_nothing_is_started_where_that_is_not_wanted(home: Path) -> None:
 
 
 def test_it_stops_by_itself_when_idle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "1")
+    monkeypatch.setenv("CAVVY_SERVER_IDLE_STOP_S", "1")
     pid_of(home)
     wait_until(lambda: not server_holds_lock(str(home)))
     assert not (home / "server.json").exists()
@@ -139,7 +139,7 @@ def test_a_later_process_with_the_same_id_is_never_signalled(home: Path) -> None
     ensure_server()
     change(home, pid=os.getpid(), process="1@boot", address=f"unix:{home}/nobody.sock", version="0.0.1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("remuda.client.embedded._STOP_WAIT_S", 0.2)
+        patch.setattr("cavvy.client.embedded._STOP_WAIT_S", 0.2)
         with pytest.raises(StartFailed) as caught:
             stop_server()
     assert caught.value.code == "server-does-not-stop"
@@ -152,7 +152,7 @@ def _real(home: Path) -> dict[str, object]:
     for line in Path("/proc/locks").read_text().splitlines():
         fields = line.split()
         if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
-            from remuda.client.state import process_mark
+            from cavvy.client.state import process_mark
 
             return {"pid": int(fields[4]), "process": process_mark(int(fields[4]))}
     raise AssertionError("nobody holds the lock")
@@ -177,8 +177,8 @@ def test_a_provider_that_does_not_exist_reaches_who_started_it(home: Path) -> No
 def test_a_database_from_the_future_is_refused_with_what_to_do(home: Path) -> None:
     ensure_server()
     stop_server()
-    with sqlite3.connect(home / "remuda.db") as database:
-        database.execute("UPDATE remuda_revision SET version_num = '9999'")
+    with sqlite3.connect(home / "cavvy.db") as database:
+        database.execute("UPDATE cavvy_revision SET version_num = '9999'")
     database.close()
     with pytest.raises(StartFailed) as caught:
         connect()
@@ -188,18 +188,18 @@ def test_a_database_from_the_future_is_refused_with_what_to_do(home: Path) -> No
 
 def test_a_damaged_database_is_refused(home: Path) -> None:
     home.mkdir(mode=0o700)
-    (home / "remuda.db").write_bytes(b"this is no database, and long enough to be read as one" * 100)
+    (home / "cavvy.db").write_bytes(b"this is no database, and long enough to be read as one" * 100)
     with pytest.raises(StartFailed) as caught:
         connect()
     assert caught.value.code == "database-unusable"
 
 
 def test_a_crash_while_starting_shows_the_end_of_the_log(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remuda.client.launch._MODULE", "remuda.no_such_module")
+    monkeypatch.setattr("cavvy.client.launch._MODULE", "cavvy.no_such_module")
     with pytest.raises(StartFailed) as caught:
         connect()
     assert caught.value.code == "server-start-failed"
-    assert "No module named remuda.no_such_module" in caught.value.message
+    assert "No module named cavvy.no_such_module" in caught.value.message
 
 
 def test_a_long_home_puts_the_socket_elsewhere(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_long_home_puts_the_socket_elsewhere(tmp_path: Path) -> None:
     (deep.parent / "run").mkdir()
     with home_at(deep):
         server = ensure_server()
-        assert server.address.startswith(f"unix:/tmp/remuda-{os.getuid()}/")
+        assert server.address.startswith(f"unix:/tmp/cavvy-{os.getuid()}/")
         assert pid_of(deep) == server.pid
         assert kill_server(deep, signal.SIGTERM) == server.pid
         assert not os.path.exists(server.address.removeprefix("unix:"))
@@ -219,10 +219,10 @@ def test_a_home_on_nfs_has_its_socket_on_this_host(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nfiler:/x {tmp_path} nfs4 rw 0 0\n")
-    with home_at(folder, REMUDA_MOUNTS_FILE=str(mounts)):
+    with home_at(folder, CAVVY_MOUNTS_FILE=str(mounts)):
         server = ensure_server()
-        assert server.address.startswith(f"unix:{tmp_path}/run/remuda/")
-        assert sqlite3.connect(folder / "remuda.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert server.address.startswith(f"unix:{tmp_path}/run/cavvy/")
+        assert sqlite3.connect(folder / "cavvy.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
         kill_server(folder)
         write_server(str(folder), msgspec.structs.replace(server, host="other-host"))
         with connect() as client, pytest.raises(StartFailed) as caught:
@@ -303,9 +303,9 @@ def test_a_job_lives_on_while_its_server_is_replaced(home: Path) -> None:
 
 ANEW = """
 import asyncio, os, sys
-from remuda.api import embedded
-from remuda.control.plant import Plant
-from remuda.store.sql import SqlStore
+from cavvy.api import embedded
+from cavvy.control.plant import Plant
+from cavvy.store.sql import SqlStore
 
 def execv(path, words):
     print("anew:", *words[1:])
@@ -321,7 +321,7 @@ print("ended")
 def test_a_job_that_comes_while_it_stops_for_idleness_is_not_left_alone(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REMUDA_SERVER_IDLE_STOP_S", "1")
+    monkeypatch.setenv("CAVVY_SERVER_IDLE_STOP_S", "1")
     patch = """
 real = SqlStore.unfinished
 async def unfinished(self):
@@ -335,7 +335,7 @@ embedded.stopped = False
 embedded.Home.forget = forgotten
 """
     out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
-    assert out == "anew: -P -m remuda.api.embedded\n", err
+    assert out == "anew: -P -m cavvy.api.embedded\n", err
 
 
 def test_a_server_without_control_starts_anew_and_says_why(home: Path) -> None:
@@ -345,5 +345,5 @@ async def broken(self):
 Plant._run = broken
 """
     out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
-    assert out == "anew: -P -m remuda.api.embedded\n", err
+    assert out == "anew: -P -m cavvy.api.embedded\n", err
     assert "a bug in control" in err

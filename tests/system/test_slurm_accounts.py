@@ -9,9 +9,9 @@ import pytest
 from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.slurm import Cluster, cluster_at, why_no_accounting
 
-from remuda.providers.base import GangState, Refused
-from remuda.providers.contract import Stage
-from remuda.providers.slurm.provider import SlurmProvider
+from cavvy.providers.base import GangState, Refused
+from cavvy.providers.contract import Stage
+from cavvy.providers.slurm.provider import SlurmProvider
 
 pytestmark = pytest.mark.system
 
@@ -81,7 +81,7 @@ def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: 
         cluster.until(lambda: not cluster.jobs())
         stage.restart()
         seen = await stage.one(gang.name)
-        assert (seen.state, seen.reason) == (GangState.ENDED, "it was cancelled in Slurm, not by Remuda")
+        assert (seen.state, seen.reason) == (GangState.ENDED, "it was cancelled in Slurm, not by Cavvy")
         assert [node.started_at for node in seen.nodes] == [node.started_at for node in before.nodes]
         await stage.clear()
 

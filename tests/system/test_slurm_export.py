@@ -1,4 +1,4 @@
-"""What `remuda export slurm` writes is taken by sbatch, and runs the work on every node as Remuda would."""
+"""What `cavvy export slurm` writes is taken by sbatch, and runs the work on every node as Cavvy would."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.slurm import Cluster, cluster_at, why_not
 
-from remuda.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
 
 pytestmark = pytest.mark.system
 
@@ -27,7 +27,7 @@ TASK = Task(
     params={"lr": 0.1, "fast": True},
     env={"QUOTED": "it's $HOME"},
     setup="ready=yes",
-    run='echo "$NODE_RANK of $NNODES $REMUDA_PARAM_LR $REMUDA_PARAM_FAST $QUOTED $ready '
+    run='echo "$NODE_RANK of $NNODES $CAVVY_PARAM_LR $CAVVY_PARAM_FAST $QUOTED $ready '
     '$NPROC_PER_NODE $MASTER_ADDR" > "$OUT/$NODE_RANK"\n',
     resources=Resources(accelerators=(AcceleratorNeed(count_min=2),), cpus_min=1, memory_min_mib=100),
 )

@@ -11,8 +11,8 @@ from tests.system.slurm import NODES, Cluster, cluster_at, why_not
 from tests.system.test_slurm_jobs import SMALL, check_gone
 from tests.system.trust import User, kill, user_at, wait_until
 
-from remuda.providers.base import GangState
-from remuda.providers.contract import Stage
+from cavvy.providers.base import GangState
+from cavvy.providers.contract import Stage
 
 pytestmark = pytest.mark.system
 
@@ -136,7 +136,7 @@ def test_work_goes_on_while_slurmctld_is_away(user: User, cluster: Cluster) -> N
 
 def test_a_server_killed_at_launch_makes_no_second_job(user: User, cluster: Cluster) -> None:
     names = [
-        user.submit(f"{{name: k{n}, {SMALL}, run: 'echo $REMUDA_ATTEMPT >> {user.root}/starts'}}") for n in range(6)
+        user.submit(f"{{name: k{n}, {SMALL}, run: 'echo $CAVVY_ATTEMPT >> {user.root}/starts'}}") for n in range(6)
     ]
     user.kill_server()
     for name in names:
@@ -149,7 +149,7 @@ def test_a_server_killed_at_launch_makes_no_second_job(user: User, cluster: Clus
 @pytest.mark.proves(PROOF, "notice")
 def test_slurms_time_limit_is_a_notice_and_the_job_goes_on(user: User, cluster: Cluster) -> None:
     user.settings(user.config.read_text() + "warning_s = 60\n")
-    run = "trap 'cat $REMUDA_NOTICE_FILE; exit 75' TERM; "
+    run = "trap 'cat $CAVVY_NOTICE_FILE; exit 75' TERM; "
     run += f"while [ ! -e {user.root}/go ]; do sleep 0.05; done"
     name = user.submit(f'name: limited\n{SMALL}\nrun: "{run}"')
     user.wait(name, "running")

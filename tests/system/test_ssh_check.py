@@ -43,7 +43,7 @@ def told(user: User, name: str, kind: str) -> list[str]:
 
 
 def test_a_host_with_a_slow_gpu_is_given_back_and_the_gang_starts_on_others(user: User) -> None:
-    name = user.submit("name: pair\nnodes: 2\nresources: {gpu: T4, check: true}\nrun: echo $REMUDA_HOSTS\n")
+    name = user.submit("name: pair\nnodes: 2\nresources: {gpu: T4, check: true}\nrun: echo $CAVVY_HOSTS\n")
     job = user.ended(name)
     assert job.phase == "done", user.story(name)
     assert job.attempt == 2

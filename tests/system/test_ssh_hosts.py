@@ -12,13 +12,13 @@ import pytest
 from tests.contract.stand_in import pack_stand_in
 from tests.system.hosts import Lab, LabHost, lab_at
 
-from remuda.domain.offers import Offer
-from remuda.domain.places import Hold
-from remuda.domain.tasks import Scalar
-from remuda.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapacity, ProviderContext, Refused, TryAgain
-from remuda.providers.registry import check_settings
-from remuda.providers.ssh import MANIFEST, dial, make
-from remuda.providers.ssh.provider import SshProvider
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Hold
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapacity, ProviderContext, Refused, TryAgain
+from cavvy.providers.registry import check_settings
+from cavvy.providers.ssh import MANIFEST, dial, make
+from cavvy.providers.ssh.provider import SshProvider
 
 pytestmark = pytest.mark.system
 
@@ -151,7 +151,7 @@ def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
 
 
 def _offer() -> Offer:
-    from remuda.domain.units import HourlyRate
+    from cavvy.domain.units import HourlyRate
 
     return Offer(provider="ssh", region="hosts", zone="h1", instance_type="cpu", rate=HourlyRate(0), shared=True)
 
@@ -233,7 +233,7 @@ def test_a_gang_that_one_host_cannot_start_starts_nowhere(around: Around) -> Non
         async with around.provider() as provider:
             group = await offer_of(provider, None)
             host = around.lab.hosts[1]
-            folder = next(host.file("~/.remuda-agent").glob("*/h2"))
+            folder = next(host.file("~/.cavvy-agent").glob("*/h2"))
             blocked = folder / "gangs/rm-0-half"
             folder.joinpath("gangs").mkdir(exist_ok=True)
             blocked.write_text("in the way")
@@ -242,7 +242,7 @@ def test_a_gang_that_one_host_cannot_start_starts_nowhere(around: Around) -> Non
             blocked.unlink()
             assert await provider.gangs("rm-0-half") == []
             async with asyncio.timeout(20):
-                while list(around.lab.hosts[0].file("~/.remuda-agent").glob("*/h1/gangs/rm-0-half")):
+                while list(around.lab.hosts[0].file("~/.cavvy-agent").glob("*/h1/gangs/rm-0-half")):
                     await provider.gangs()
                     await asyncio.sleep(0.05)
             with pytest.raises(NoCapacity):  # given up is given up
@@ -277,7 +277,7 @@ def test_what_a_killed_agent_left_is_killed(around: Around) -> None:
         async with around.provider() as provider:
             offer = await offer_of(provider, "h1")
             await provider.offers()
-            base = next(host.file("~/.remuda-agent").glob("*/h1"))
+            base = next(host.file("~/.cavvy-agent").glob("*/h1"))
             (base / "work.sh").write_text("echo $$ > $0.pid; exec sleep 1000")
             await provider.launch(spec(offer, "rm-0-killed", hosts=("h1",)))
             pid_file = base / "work.sh.pid"
@@ -321,7 +321,7 @@ def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
             finally:
                 host.mend()
             async with asyncio.timeout(60):
-                while list(host.file("~/.remuda-agent").glob("*/h1/gangs/rm-0-silent")):
+                while list(host.file("~/.cavvy-agent").glob("*/h1/gangs/rm-0-silent")):
                     await provider.gangs()
                     await asyncio.sleep(0.2)
             assert list(await provider.gangs("rm-0-silent")) == [seen]
@@ -352,7 +352,7 @@ async def _on_bare(around: Around, bare: LabHost) -> None:
         offer = await offer_of(provider, bare.name)
         await provider.launch(spec(offer, "rm-0-bare", hosts=(bare.name,)))
         await until(provider, "rm-0-bare", lambda seen: seen[0].state is GangState.RUNNING)
-        (folder,) = bare.file("~/.remuda-agent").glob("*/*/gangs/rm-0-bare/0")
+        (folder,) = bare.file("~/.cavvy-agent").glob("*/*/gangs/rm-0-bare/0")
         assert os.stat(folder / "config.json").st_mode & 0o777 == 0o600
         (folder / "finish").touch()
         (seen,) = await until(provider, "rm-0-bare", is_ended)

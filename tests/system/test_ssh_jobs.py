@@ -57,7 +57,7 @@ def use(user: User, lab: Lab, lost_after_s: int = LOST_AFTER_S) -> None:
 
 
 def says(user: User) -> set[str]:
-    """The hosts that `remuda check ssh` shows what they have."""
+    """The hosts that `cavvy check ssh` shows what they have."""
     told = json.loads(user.cli("check", "ssh", "-o", "json", code=None))
     return {fact["what"] for fact in told["facts"] if "Python" in fact["value"]}
 
@@ -100,7 +100,7 @@ run: |
               break
           except OSError:
               time.sleep(0.1)
-      peer.sendall(f"from {socket.gethostname()} of {os.environ['REMUDA_HOSTS']}".encode())
+      peer.sendall(f"from {socket.gethostname()} of {os.environ['CAVVY_HOSTS']}".encode())
   PY
 """
     )
@@ -121,7 +121,7 @@ def test_mpirun_starts_its_processes_on_all_hosts_without_ssh_between_them(user:
 name: mpi
 nodes: 2
 run: |
-  $REMUDA_MPI mpirun --oversubscribe -np 4 --map-by node \\
+  $CAVVY_MPI mpirun --oversubscribe -np 4 --map-by node \\
       sh -c 'echo "process $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)"'
 """
     )

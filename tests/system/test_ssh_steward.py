@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from remuda.providers.hosts.parcels import pack_steward
-from remuda.providers.hosts.steward import service
-from remuda.providers.hosts.steward.processes import identify
+from cavvy.providers.hosts.parcels import pack_steward
+from cavvy.providers.hosts.steward import service
+from cavvy.providers.hosts.steward.processes import identify
 
 pytestmark = pytest.mark.system
 # What an agent does as far as a steward sees it: it locks, says that it was here, and leaves with the code in `code`.

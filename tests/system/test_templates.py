@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from remuda.cli.init import TEMPLATES
-from remuda.cli.main import cli
-from remuda.cli.task.wheel import make_wheel
-from remuda.spec import parse_task
+from cavvy.cli.init import TEMPLATES
+from cavvy.cli.main import cli
+from cavvy.cli.task.wheel import make_wheel
+from cavvy.spec import parse_task
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -92,7 +92,7 @@ def test_a_template_is_a_valid_task_and_a_program(name: str, tmp_path: Path) -> 
 
 @pytest.mark.system
 def test_a_template_brings_what_no_index_has(tmp_path: Path) -> None:
-    """This Remuda was installed from a folder: what a template's program imports of it is in the template's."""
+    """This Cavvy was installed from a folder: what a template's program imports of it is in the template's."""
     folder = tmp_path / "it"
     assert CliRunner().invoke(cli, ["init", "--template", "gpt-pretrain", str(folder)]).exit_code == 0
     (wheel,) = folder.glob("*.whl")
@@ -109,18 +109,18 @@ def test_a_template_brings_what_no_index_has(tmp_path: Path) -> None:
         str(tmp_path / "lib"),
     ]
     subprocess.run([*pip, "-r", "requirements.txt"], cwd=folder, check=True, timeout=120)
-    text = "import remuda, remuda.train, remuda.readers; print(remuda.__file__)"
+    text = "import cavvy, cavvy.train, cavvy.readers; print(cavvy.__file__)"
     env = {**ENV, "PYTHONPATH": str(tmp_path / "lib")}
     said = subprocess.run(
         [sys.executable, "-c", text], env=env, capture_output=True, text=True, check=True, timeout=120
     )
     assert said.stdout.startswith(str(tmp_path / "lib"))
-    needs = PathDistribution(next((tmp_path / "lib").glob("remuda-*.dist-info"))).requires
+    needs = PathDistribution(next((tmp_path / "lib").glob("cavvy-*.dist-info"))).requires
     assert {str(each).split(">")[0] for each in needs or ()} == {"torch", "grain", "numpy"}
 
 
-def test_a_template_names_the_index_where_remuda_came_from_one(tmp_path: Path) -> None:
-    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: remuda\nVersion: 1\n")
+def test_a_template_names_the_index_where_cavvy_came_from_one(tmp_path: Path) -> None:
+    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: cavvy\nVersion: 1\n")
     assert make_wheel(PathDistribution(tmp_path)) is None
 
 

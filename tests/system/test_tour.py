@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUNS = """
 wait_for() {
     for try in $(seq 300); do
-        remuda status "$1" -o json | grep -q '"progress": {$' && return
+        cavvy status "$1" -o json | grep -q '"progress": {$' && return
         sleep 0.1
     done
     return 1
@@ -71,7 +71,7 @@ def test_the_page_was_executed_as_written(page: str, tmp_path: Path) -> None:
     with home_at(tmp_path / "home"):
         path = f"{Path(PYTHON).parent}:{os.environ['PATH']}"
         for step in steps:
-            waits = re.match(r"remuda (?:drill preempt|exec) (\S+)", step.command)
+            waits = re.match(r"cavvy (?:drill preempt|exec) (\S+)", step.command)
             script = f"{RUNS}\nwait_for {waits[1]} && {step.command}" if waits else step.command
             done = subprocess.run(
                 ["bash", "-c", script],

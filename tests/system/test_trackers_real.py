@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remuda.train.see.trackers import open_tracker
+from cavvy.train.see.trackers import open_tracker
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore")]  # theirs
 Values = dict[int, float]
@@ -67,16 +67,16 @@ def wandb(folder: Path) -> list[Values]:
 
 def mlflow(folder: Path) -> list[Values]:
     client = real("mlflow").MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("remuda")
+    experiment = client.get_experiment_by_name("cavvy")
     runs = client.search_runs([experiment.experiment_id])
     return [{m.step: m.value for m in client.get_metric_history(run.info.run_id, "loss")} for run in runs]
 
 
 def trackio(folder: Path) -> list[Values]:
     storage = real("trackio.sqlite_storage").SQLiteStorage
-    runs = storage.get_runs("remuda")
+    runs = storage.get_runs("cavvy")
     names = [run if isinstance(run, str) else run["name"] for run in runs]
-    return [{row["step"]: row["loss"] for row in storage.get_logs("remuda", name)} for name in names]
+    return [{row["step"]: row["loss"] for row in storage.get_logs("cavvy", name)} for name in names]
 
 
 def aim(folder: Path) -> list[Values]:
@@ -105,7 +105,7 @@ def test_values_come_back_and_a_run_goes_on(kind: str, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.delenv("REMUDA_PROJECT", raising=False)
+    monkeypatch.delenv("CAVVY_PROJECT", raising=False)
     folder = tmp_path / kind
     folder.mkdir()
     send(kind, folder, range(4))
@@ -120,19 +120,19 @@ def test_aim_goes_on_where_another_machine_died_and_keeps_projects_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real("aim")
-    monkeypatch.setenv("REMUDA_PROJECT", "one")
+    monkeypatch.setenv("CAVVY_PROJECT", "one")
     send("aim", tmp_path, range(4))
     (name,) = [path.name for path in (tmp_path / ".aim/meta/chunks").iterdir()]
     (tmp_path / f".aim/locks/{name}.softlock").write_text("1234-1-0")  # a machine and a process of it
     send("aim", tmp_path, range(4, 7))
-    monkeypatch.setenv("REMUDA_PROJECT", "two")
+    monkeypatch.setenv("CAVVY_PROJECT", "two")
     send("aim", tmp_path, range(2))
     assert sorted(map(len, aim(tmp_path))) == [2, 7]
 
 
 def test_aim_joins_no_trainings_that_were_given_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real("aim")
-    monkeypatch.delenv("REMUDA_JOB_ID", raising=False)
+    monkeypatch.delenv("CAVVY_JOB_ID", raising=False)
     first, second = (open_tracker("aim", folder=str(tmp_path)) for _ in range(2))  # both at once
     for tracker in (first, second):
         tracker.log({"loss": 1.0}, 0)

@@ -30,8 +30,8 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(user: User) -> None:
     os.killpg(command.pid, signal.SIGINT)
     _, err = command.communicate(timeout=60)
     assert command.returncode == 130
-    assert "remuda logs -f on" in err
-    assert "remuda stop on" in err
+    assert "cavvy logs -f on" in err
+    assert "cavvy stop on" in err
     assert "Traceback" not in err
     assert user.job("on").phase == "running"
     back = user.start("logs", "-f", "on")
@@ -83,7 +83,7 @@ name: vary
 workdir: .
 params: {level: 1}
 run: |
-  cat data.txt; echo level $REMUDA_PARAM_LEVEL
+  cat data.txt; echo level $CAVVY_PARAM_LEVEL
   test -e ROOT/good
 """.replace("ROOT", str(user.root))
     user.cli("run", user.task(text), code=1)
@@ -109,7 +109,7 @@ def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
     user.settings("[providers.local]\nprice_usd_hr = 3600\n")
     run = """
   n=$(cat ckpt/n 2>/dev/null || echo 0); echo "from $n"
-  trap 'echo $n > ckpt/new; mv ckpt/new ckpt/n; echo saved $n; test -s "$REMUDA_NOTICE_FILE" && exit 75' TERM
+  trap 'echo $n > ckpt/new; mv ckpt/new ckpt/n; echo saved $n; test -s "$CAVVY_NOTICE_FILE" && exit 75' TERM
   while [ ! -e ROOT/go ]; do n=$((n+1)); echo $n > ckpt/new; mv ckpt/new ckpt/n; sleep 0.05; done
 """.replace("ROOT", str(user.root))
     command = user.start("run", "--yes", user.task(f"name: drilled\ncheckpoint: {{path: ckpt}}\nrun: |\n{run}"))
@@ -161,7 +161,7 @@ def test_what_a_lost_database_left_running_is_shown_and_removed(user: User) -> N
     for pid in user.agents():
         if gangs["hangs"].encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
             kill(pid, signal.SIGSTOP)
-    for path in user.home.glob("remuda.db*"):
+    for path in user.home.glob("cavvy.db*"):
         path.unlink()
     assert user.json("ps") == []
     wait_until(lambda: not any(gangs["speaks"] in line for line in user.left()))
@@ -171,7 +171,7 @@ def test_what_a_lost_database_left_running_is_shown_and_removed(user: User) -> N
     assert "does not know it" in found["why"]
     assert user.worked()
     told = user.cli("gc", "--remove")  # young as it is, one look is not enough to be sure
-    assert "remuda down --all" in told
+    assert "cavvy down --all" in told
     user.cli("down", "--all", "--yes")
     check_clean(user)
     wait_until(lambda: user.json("gc") == [])

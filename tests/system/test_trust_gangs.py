@@ -14,8 +14,8 @@ SMALL = "resources: {cpu: 0.1, memory: 64MiB}"
 MEET = """
 import os, socket, time
 e = os.environ
-assert (e["NNODES"], e["NPROC_PER_NODE"], e["REMUDA_RANK"]) == ("3", "1", e["NODE_RANK"]), dict(e)
-assert len(e["REMUDA_HOSTS"].split(",")) == 3
+assert (e["NNODES"], e["NPROC_PER_NODE"], e["CAVVY_RANK"]) == ("3", "1", e["NODE_RANK"]), dict(e)
+assert len(e["CAVVY_HOSTS"].split(",")) == 3
 where, me = (e["MASTER_ADDR"], int(e["MASTER_PORT"])), e["NODE_RANK"]
 if me == "0":
     with socket.create_server(where) as server:
@@ -72,7 +72,7 @@ def test_a_failed_rank_stops_the_others_and_gives_its_exit_code(user: User) -> N
 
 
 def test_a_killed_rank_takes_the_gang_along_and_all_begin_again(user: User) -> None:
-    run = f"echo $NODE_RANK.$REMUDA_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
+    run = f"echo $NODE_RANK.$CAVVY_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
     name = user.submit(f"name: hurt\nnodes: 3\n{SMALL}\nrun: '{run}'")
     wait_until(lambda: (user.root / "starts").exists() and len((user.root / "starts").read_text().split()) == 3)
     user.wait(name, "running")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.system.trust import User, check_bill, check_clean, kill, user_at, wait_until
 
-from remuda.client.wire import JobDetail
+from cavvy.client.wire import JobDetail
 
 pytestmark = pytest.mark.system
 STEPS = 8
@@ -30,7 +30,7 @@ def steps(user: User, name: str, pause_s: float = 0.1) -> str:
 name: {name}
 checkpoint: {{path: ckpt}}
 run: |
-  echo "$REMUDA_ATTEMPT" >> {user.root}/{name}.starts
+  echo "$CAVVY_ATTEMPT" >> {user.root}/{name}.starts
   n=$(cat ckpt/n 2>/dev/null || echo 0)
   while [ $n -lt {STEPS} ]; do
     n=$((n+1)); echo "step $n"
@@ -73,7 +73,7 @@ def check_log(user: User, job: JobDetail) -> None:
 
 def rows(user: User, table: str) -> int:
     try:
-        with sqlite3.connect(f"file:{user.home}/remuda.db?mode=ro", uri=True, timeout=5) as database:
+        with sqlite3.connect(f"file:{user.home}/cavvy.db?mode=ro", uri=True, timeout=5) as database:
             found = database.execute(f"SELECT count(*) FROM {table}").fetchone()
         database.close()
     except sqlite3.OperationalError:  # there is no such file or table yet
@@ -184,7 +184,7 @@ def test_a_killed_command_harms_nothing(user: User) -> None:
 def test_a_wish_that_was_answered_outlives_the_server(user: User, wish: str) -> None:
     """What a command reported as done is done by the next server, once."""
     pause_s = 0.1 if wish == "retry" else 0.5  # the command must come before the work's end
-    name = user.submit(steps(user, "job", pause_s).replace("exit 7", "test $REMUDA_ATTEMPT != 1"), "--yes")
+    name = user.submit(steps(user, "job", pause_s).replace("exit 7", "test $CAVVY_ATTEMPT != 1"), "--yes")
     if wish == "retry":
         user.ended(name)
     else:

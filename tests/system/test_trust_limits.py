@@ -111,7 +111,7 @@ def test_idle_work_is_ended(user: User) -> None:
 
 def test_a_lease_is_over_when_nobody_comes_back_and_never_while_somebody_is_there(user: User) -> None:
     """A node that hears nothing for `limits.unattended` ends itself; the next server sees it and goes on."""
-    run = f"echo $REMUDA_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; do sleep 0.1; done"
+    run = f"echo $CAVVY_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; do sleep 0.1; done"
     name = user.submit(f"{{name: alone, limits: {{unattended: 10s}}, grace: 1s, run: '{run}'}}")
     user.wait(name, "running")
     user.kill_server()

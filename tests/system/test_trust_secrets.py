@@ -22,8 +22,8 @@ setup: echo "setup $TOKEN"
 run: |
   echo "printed $TOKEN"; echo "to stderr $TOKEN" >&2
   printf "half "; printf %.5s "$TOKEN"; sleep 0.2; printf "${TOKEN#?????} joined\\n"
-  echo "REMUDA_PROGRESS {\\"note\\": \\"$TOKEN\\", \\"step\\": 1}"
-  test "$(printf %s "$TOKEN" | sha256sum)" = "SHA256  -" && touch "$REMUDA_CHECKPOINT_DIR/right"
+  echo "CAVVY_PROGRESS {\\"note\\": \\"$TOKEN\\", \\"step\\": 1}"
+  test "$(printf %s "$TOKEN" | sha256sum)" = "SHA256  -" && touch "$CAVVY_CHECKPOINT_DIR/right"
   while [ ! -e ROOT/go ]; do sleep 0.05; done
   exit 3
 """
@@ -124,7 +124,7 @@ def test_a_new_value_is_for_the_next_attempt_and_a_deleted_one_is_missed(user: U
     user.cli("secret", "delete", "TOKEN")
     told = user.cli("run", user.task("{name: c, secrets: [TOKEN], run: 'true'}"), code=1)
     assert "TOKEN" in told
-    assert "remuda secret set" in told
+    assert "cavvy secret set" in told
 
 
 def test_a_value_as_an_argument_is_refused(user: User) -> None:

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from tests.system.trust import User, check_clean, user_at, wait_until
 
-from remuda.client.state import read_server, server_holds_lock, write_server
-from remuda.store import migrate
-from remuda.store.drivers import make_driver
+from cavvy.client.state import read_server, server_holds_lock, write_server
+from cavvy.store import migrate
+from cavvy.store.drivers import make_driver
 
 pytestmark = pytest.mark.system
 
@@ -33,7 +33,7 @@ def gate(user: User) -> str:
 
 def working(user: User) -> str:
     """A job that began and waits; it counts its starts and tells both ends of its work."""
-    run = f"echo $REMUDA_ATTEMPT >> {user.root}/starts; echo begin; {gate(user)}; echo end"
+    run = f"echo $CAVVY_ATTEMPT >> {user.root}/starts; echo begin; {gate(user)}; echo end"
     name = user.submit(f"{{name: on, run: '{run}'}}")
     wait_until(lambda: user.said(name) == "begin\n")
     return name
@@ -71,7 +71,7 @@ def test_ten_commands_at_once_start_one_server(user: User) -> None:
 
 
 def test_it_stops_when_idle_and_the_next_command_finds_everything(user: User) -> None:
-    user.variables["REMUDA_SERVER_IDLE_STOP_S"] = "1"
+    user.variables["CAVVY_SERVER_IDLE_STOP_S"] = "1"
     user.cli("run", user.task("{name: before, run: echo kept}"))
     user.forget()
     wait_until(lambda: not server_holds_lock(str(user.home)))
@@ -111,7 +111,7 @@ def test_an_older_command_is_told_and_harms_nothing(user: User) -> None:
     change(user, version="99.0.0", api=99)
     told = user.cli("stop", name, code=1)
     assert "newer" in told
-    assert "pip install --upgrade remuda" in told
+    assert "pip install --upgrade cavvy" in told
     write_server(str(user.home), true)
     check_went_through(user, name)
 
@@ -144,12 +144,12 @@ def test_a_home_on_nfs_runs_jobs_and_survives_its_server(user: User) -> None:
     (user.root / "run").mkdir(mode=0o700)
     mounts = user.root / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nfiler:/home {user.root} nfs4 rw 0 0\n")
-    user.variables["REMUDA_MOUNTS_FILE"] = str(mounts)
+    user.variables["CAVVY_MOUNTS_FILE"] = str(mounts)
     name = working(user)
     server = read_server(str(user.home))
     assert server is not None
     assert server.address.startswith(f"unix:{user.root}/run/")
-    assert not (user.home / "remuda.db-wal").exists()  # which needs memory that hosts cannot share
+    assert not (user.home / "cavvy.db-wal").exists()  # which needs memory that hosts cannot share
     user.kill_server()
     check_went_through(user, name)
 
@@ -186,7 +186,7 @@ def test_a_disk_that_fills_up_under_a_job_loses_nothing_that_was_taken(tmp_path:
         outside = tmp_path / "outside"
         outside.mkdir()
         run = (
-            f"echo $REMUDA_ATTEMPT >> {outside}/starts; echo begin; while [ ! -e {outside}/full ]; do sleep 0.05; done;"
+            f"echo $CAVVY_ATTEMPT >> {outside}/starts; echo begin; while [ ! -e {outside}/full ]; do sleep 0.05; done;"
             f" seq 1 2000; touch {outside}/written; while [ ! -e {outside}/go ]; do sleep 0.05; done; echo end; exit 3"
         )
         name = user.submit(f"{{name: on, run: '{run}'}}")
@@ -245,7 +245,7 @@ def age(database: Path) -> None:
             rows.execute(f"DELETE FROM main.{table}")
             rows.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM new.{table}")
         rows.commit()
-    for name in ("remuda.db-wal", "remuda.db-shm"):
+    for name in ("cavvy.db-wal", "cavvy.db-shm"):
         database.with_name(name).unlink(missing_ok=True)
     os.replace(old, database)
 
@@ -253,9 +253,9 @@ def age(database: Path) -> None:
 def test_a_database_is_migrated_under_a_running_job(user: User) -> None:
     name = working(user)
     user.kill_server(signal.SIGTERM)
-    age(user.home / "remuda.db")
+    age(user.home / "cavvy.db")
     user.cli("ps")
-    with closing(sqlite3.connect(user.home / "remuda.db")) as database:
+    with closing(sqlite3.connect(user.home / "cavvy.db")) as database:
         assert database.execute(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchone() == (migrate.HEAD,)
-    assert list(user.home.glob(f"remuda.db.backup-{migrate.REVISIONS[0]}"))
+    assert list(user.home.glob(f"cavvy.db.backup-{migrate.REVISIONS[0]}"))
     check_went_through(user, name)

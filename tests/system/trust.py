@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from remuda.client import ApiError, Client, connect
-from remuda.client.state import process_mark, read_server
-from remuda.client.wire import JobDetail
+from cavvy.client import ApiError, Client, connect
+from cavvy.client.state import process_mark, read_server
+from cavvy.client.wire import JobDetail
 
 PATIENCE_S = 60.0  # of a wait on a machine that is busy with other things; nothing is expected to take it
 ENDED = frozenset({"done", "failed", "stopped"})
@@ -45,10 +45,10 @@ class User:
 
     @property
     def environ(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("REMUDA_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}
         own = {
-            "REMUDA_HOME": str(self.home),
-            "REMUDA_CONFIG": str(self.config),
+            "CAVVY_HOME": str(self.home),
+            "CAVVY_CONFIG": str(self.config),
             "XDG_RUNTIME_DIR": str(self.root / "run"),
             "TERM": "dumb",
             "COLUMNS": "400",
@@ -58,7 +58,7 @@ class User:
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
         """A command in the background, in a session of its own as in a terminal of its own."""
         command = subprocess.Popen(
-            [sys.executable, "-c", "from remuda.cli.main import main; main()", *arguments],
+            [sys.executable, "-c", "from cavvy.cli.main import main; main()", *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -196,7 +196,7 @@ class User:
                 zombie = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
             except OSError:
                 continue
-            marked = b"REMUDA_GANG=" in environ and home in environ
+            marked = b"CAVVY_GANG=" in environ and home in environ
             if not zombie and int(name) not in (server, os.getpid()) and (marked or home + b"/providers" in command):
                 yield int(name), command, marked
 
@@ -238,7 +238,7 @@ def check_clean(user: User) -> None:
     """Nothing of any job runs or bills any more, on the machine and in the books."""
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
     assert user.json("nodes") == []
-    with sqlite3.connect(f"file:{user.home}/remuda.db?mode=ro", uri=True) as database:
+    with sqlite3.connect(f"file:{user.home}/cavvy.db?mode=ro", uri=True) as database:
         assert database.execute("SELECT count(*) FROM holds").fetchone() == (0,)
     database.close()
 
@@ -264,16 +264,16 @@ def check_bill(user: User, job: JobDetail) -> None:
     assert total == job.spent_micros == sum(c["amount_micros"] for c in charges)
 
 
-def counting(held: str = "[ $REMUDA_ATTEMPT = 1 ]") -> str:
+def counting(held: str = "[ $CAVVY_ATTEMPT = 1 ]") -> str:
     """Commands that count to 4 in a checkpoint folder, say where they began, and wait at 2 while `held` is true.
 
     They write a line when they are told to go.
     """
     return f"""
-    n=$(cat $REMUDA_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
+    n=$(cat $CAVVY_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
     trap 'echo told to go; exit 143' TERM
     while [ $n -lt 4 ]; do
-      n=$((n + 1)); echo $n > $REMUDA_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
+      n=$((n + 1)); echo $n > $CAVVY_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
       while [ $n = 2 ] && {held}; do sleep 0.05; done
     done
 """

@@ -1,4 +1,4 @@
-"""Training scripts for tests: one that uses remuda.train, and the same loop written by hand."""
+"""Training scripts for tests: one that uses cavvy.train, and the same loop written by hand."""
 
 import hashlib
 import os
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remuda import train
-from remuda.train import seeds
-from remuda.train.parallel import reduce
+from cavvy import train
+from cavvy.train import seeds
+from cavvy.train.parallel import reduce
 
 Say = Callable[[Any], None]
 SAMPLES, WIDTH, CLASSES = 120, 16, 6

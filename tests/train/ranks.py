@@ -52,7 +52,7 @@ class Ranks:
         self._folder = folder
         self.processes = []
         for rank in range(size):
-            mine = {name: value for name, value in os.environ.items() if not name.startswith("REMUDA_")}
+            mine = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}
             mine |= {"XDG_CACHE_HOME": str(folder / "cache"), **(env or {})}
             if size > 1:
                 mine |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}

@@ -10,10 +10,10 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from remuda.cli.main import cli
-from remuda.train.operations import classify, count_flops
-from remuda.train.script import fake_device, run_script, trace_script
-from remuda.train.trace import trace_step
+from cavvy.cli.main import cli
+from cavvy.train.operations import classify, count_flops
+from cavvy.train.script import fake_device, run_script, trace_script
+from cavvy.train.trace import trace_step
 
 MIB = 1 << 20
 
@@ -220,7 +220,7 @@ def test_a_script_without_a_step_is_told(tmp_path: Path) -> None:
 
 RUN = """
 import torch
-from remuda import train
+from cavvy import train
 
 run = train.Run("checkpoints")
 model = run.model(lambda: torch.nn.Linear(32, 4))
@@ -416,7 +416,7 @@ def test_what_nobody_can_bound_is_told_with_its_line_and_what_to_do(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows_of_it.py").write_text(f"import torch\ndef rows(x, ids):\n    return {rows}\n")
     (tmp_path / "train.py").write_text("import rows_of_it\n" + OPEN.format(rows="rows_of_it.rows(x, ids)"))
-    with pytest.raises(RuntimeError, match=rf"/rows_of_it\.py:3: {says}.*`remuda bench`$"):
+    with pytest.raises(RuntimeError, match=rf"/rows_of_it\.py:3: {says}.*`cavvy bench`$"):
         trace_script("train.py", [])
     del sys.modules["rows_of_it"]
 

@@ -12,12 +12,12 @@ from tests.train.programs import Normed, Say, attempt, make_samples
 from tests.train.ranks import run
 from torch.nn import functional as F
 
-from remuda import train
-from remuda.train.checkpoint import store as stores
-from remuda.train.checkpoint.interval import FIRST_S, LEAST_LOSSES, QUIET_H, Interval, told
-from remuda.train.checkpoint.keeper import SAVE, Keeper
-from remuda.train.checkpoint.store import MARK, Checkpoint, commit, find_latest
-from remuda.train.world import World
+from cavvy import train
+from cavvy.train.checkpoint import store as stores
+from cavvy.train.checkpoint.interval import FIRST_S, LEAST_LOSSES, QUIET_H, Interval, told
+from cavvy.train.checkpoint.keeper import SAVE, Keeper
+from cavvy.train.checkpoint.store import MARK, Checkpoint, commit, find_latest
+from cavvy.train.world import World
 
 NEVER = 1e9
 
@@ -172,7 +172,7 @@ def cannot_save(say: Say) -> tuple[bool, bool, list[str]]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("remuda.train").addHandler(handler)
+    logging.getLogger("cavvy.train").addHandler(handler)
     made, model, optimizer, data = make_run("checkpoints")
     safe = []
     for batch in made.batches(data, epochs=1):
@@ -200,7 +200,7 @@ def cannot_copy(say: Say) -> tuple[list[bool], int, list[str]]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("remuda.train").addHandler(handler)
+    logging.getLogger("cavvy.train").addHandler(handler)
     stage, copies = DefaultStager._stage, [0]
 
     def fail(self: Any, state: Any, **options: Any) -> Any:
@@ -278,14 +278,14 @@ def test_the_interval_follows_from_cost_and_losses(monkeypatch: pytest.MonkeyPat
     assert Interval(losses_per_hour=60, stall_s=1e-6, write_s=40).seconds == 80  # half of the time at most writing
     assert told(12.5).seconds == 12.5
     for said_rate, rate in (("0.5", 0.5), ("0", LEAST_LOSSES), ("often", 1 / QUIET_H), ("", 1 / QUIET_H)):
-        monkeypatch.setenv("REMUDA_LOSSES_PER_HOUR", said_rate)
+        monkeypatch.setenv("CAVVY_LOSSES_PER_HOUR", said_rate)
         interval = told("auto")
         interval.measured(0.5, 1.0)
         assert interval.seconds == pytest.approx((2 * 0.5 * 3600 / rate) ** 0.5)
-    monkeypatch.setenv("REMUDA_CHECKPOINT_EVERY_S", "90")
+    monkeypatch.setenv("CAVVY_CHECKPOINT_EVERY_S", "90")
     assert told("auto").seconds == 90
     said = tmp_path / "every"
-    monkeypatch.setenv("REMUDA_CHECKPOINT_EVERY_FILE", str(said))
+    monkeypatch.setenv("CAVVY_CHECKPOINT_EVERY_FILE", str(said))
     assert told("auto").seconds == 90
     said.write_text(json.dumps(45.5))
     assert told("auto").seconds == 45.5
@@ -297,7 +297,7 @@ def test_a_machine_said_to_be_at_risk_saves_once_at_once_and_works_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     advice = tmp_path / "advice.json"
-    monkeypatch.setenv("REMUDA_ADVICE_FILE", str(advice))
+    monkeypatch.setenv("CAVVY_ADVICE_FILE", str(advice))
     keeper = Keeper(str(tmp_path / "checkpoints"), World("cpu"), 3600.0)
     try:
         assert keeper.wish() == 0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from remuda.train import Data, Tensors, open_source, register_reader
-from remuda.train.data import stream
-from remuda.train.data.stream import Share, cut, move
+from cavvy.train import Data, Tensors, open_source, register_reader
+from cavvy.train.data import stream
+from cavvy.train.data.stream import Share, cut, move
 
 
 class Numbers:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 SCRIPT = """
 import sys, torch
-from remuda import train
+from cavvy import train
 
 def main():
     run = train.Run("checkpoints", plan=train.Plan(), device="cpu")

@@ -16,10 +16,10 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from remuda import train
-from remuda.cli.main import cli
-from remuda.train.data import sources
-from remuda.train.see import trackers
+from cavvy import train
+from cavvy.cli.main import cli
+from cavvy.train.data import sources
+from cavvy.train.see import trackers
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
 PAGES = ("train.md", "formats.md", "profile-and-tune.md", "templates.md")
@@ -60,7 +60,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[train
     """The runs that a program begins, in a folder of its own; they are closed as its process would."""
     made: list[train.Run] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("remuda.train.run.observers", [made.append])
+    monkeypatch.setattr("cavvy.train.run.observers", [made.append])
     monkeypatch.setattr(sources, "_READERS", dict(sources._READERS))
     monkeypatch.setattr(trackers, "MAKERS", dict.fromkeys(trackers.MAKERS, lambda name, folder: Silent()))
     yield made
@@ -97,7 +97,7 @@ def test_a_guides_programs_run(page: str, runs: list[train.Run], tmp_path: Path)
 
 def commands(page: str) -> list[list[str]]:
     lines = [line for block in blocks(page, "", "sh") for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("remuda ")]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("cavvy ")]
 
 
 @pytest.mark.parametrize("words", [words for page in PAGES for words in commands(page)], ids=" ".join)
@@ -124,4 +124,4 @@ def test_where_a_package_is_missing_the_command_says_for_which_python(
     said = CliRunner().invoke(cli, ["tune", str(tmp_path / "train.py")])
     assert said.exit_code == 1
     assert "grain is not installed" in said.stderr
-    assert f"{sys.executable} -m pip install 'remuda[train]'" in said.stderr
+    assert f"{sys.executable} -m pip install 'cavvy[train]'" in said.stderr

@@ -8,7 +8,7 @@ import pytest
 from tests.train.programs import saving_all_the_time
 from tests.train.ranks import Ranks, run
 
-from remuda.train.checkpoint.store import find_latest
+from cavvy.train.checkpoint.store import find_latest
 
 
 @pytest.mark.parametrize(("size", "kills"), [(1, 90), (2, 10)])

@@ -10,10 +10,10 @@ import torch
 from tests.train.programs import by_hand, mistaken, short_of_memory, split_and_short
 from tests.train.ranks import Ranks, run
 
-from remuda.train import Plan
-from remuda.train.checkpoint import rescue
-from remuda.train.checkpoint.notice import AGAIN
-from remuda.train.micro import Micro, OutOfMemory, find, is_no_memory
+from cavvy.train import Plan
+from cavvy.train.checkpoint import rescue
+from cavvy.train.checkpoint.notice import AGAIN
+from cavvy.train.micro import Micro, OutOfMemory, find, is_no_memory
 
 STEPS, PLENTY = 5, 10**6
 

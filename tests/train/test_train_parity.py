@@ -18,13 +18,13 @@ from tests.train.programs import (
 from tests.train.ranks import run
 from tests.train.ways import both, not_filled
 
-from remuda.train import Plan
+from cavvy.train import Plan
 
 STEPS = 6
 COMPILING = {  # in the rank itself, by no process that would outlive it; headers are not compiled for one small network
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-    "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache/remuda-tests/inductor"),
+    "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache/cavvy-tests/inductor"),
 }
 PLANS = [
     (1, Plan()),

@@ -10,8 +10,8 @@ from tests.train.programs import SAMPLES, attempt, slowly, until_killed
 from tests.train.ranks import Ranks, run
 from tests.train.ways import told_to_leave
 
-from remuda.train import AGAIN, Plan
-from remuda.train.checkpoint.store import find_latest
+from cavvy.train import AGAIN, Plan
+from cavvy.train.checkpoint.store import find_latest
 
 SPREADS = [Plan(), Plan(shards=0), Plan(pipeline=2, micro_batch=6), Plan(tensor=2)]
 
@@ -27,7 +27,7 @@ def read_ids(found: list[Any]) -> list[list[int]]:
 
 
 def test_one_rank_goes_on_bitwise(tmp_path: Path) -> None:
-    (whole,) = run(1, attempt, Plan(), 9, None, True, 24, folder=tmp_path, env={"REMUDA_CHECKPOINT_DIR": "unused"})
+    (whole,) = run(1, attempt, Plan(), 9, None, True, 24, folder=tmp_path, env={"CAVVY_CHECKPOINT_DIR": "unused"})
     for parts in ([4, 9], [1, 2, 9]):
         folder = tmp_path / str(len(parts))
         folder.mkdir()
@@ -106,7 +106,7 @@ def test_a_notice_to_one_rank_makes_all_save_the_same_step_and_leave(size: int, 
 
 def test_the_notice_file_of_a_job_is_a_notice(tmp_path: Path) -> None:
     notice = tmp_path / "notice.json"
-    ranks = Ranks(1, slowly, Plan(), 400, folder=tmp_path, env={"REMUDA_NOTICE_FILE": str(notice)})
+    ranks = Ranks(1, slowly, Plan(), 400, folder=tmp_path, env={"CAVVY_NOTICE_FILE": str(notice)})
     while ranks.heard(0)[1][0] < 3:
         pass
     notice.write_text('{"seconds": 30, "deadline": 0, "reason": "test"}')
@@ -118,7 +118,7 @@ def test_the_notice_file_of_a_job_is_a_notice(tmp_path: Path) -> None:
 def test_a_notice_that_is_shorter_than_the_last_save_is_said_and_saved_at_once(
     left: float, takes: float, warned: bool, tmp_path: Path
 ) -> None:
-    env = {"REMUDA_NOTICE_FILE": str(tmp_path / "told")}
+    env = {"CAVVY_NOTICE_FILE": str(tmp_path / "told")}
     (said,) = run(1, told_to_leave, left, takes, folder=tmp_path, env=env)
     assert said[0] == str(AGAIN)
     saved = find_latest(tmp_path / "checkpoints")

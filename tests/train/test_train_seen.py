@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remuda import train
-from remuda.train.clock import StepRecord
-from remuda.train.device import Device, pick
-from remuda.train.see.trackers import track
+from cavvy import train
+from cavvy.train.clock import StepRecord
+from cavvy.train.device import Device, pick
+from cavvy.train.see.trackers import track
 
 
 class Heard:
@@ -56,9 +56,9 @@ def test_rates_and_dollars_follow_from_the_steps() -> None:
 
 
 def test_the_price_comes_from_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMUDA_PRICE_USD_HR", "2.5")
+    monkeypatch.setenv("CAVVY_PRICE_USD_HR", "2.5")
     assert train.Meter(pick("cpu"), 1).price == 2.5
-    monkeypatch.setenv("REMUDA_PRICE_USD_HR", "cheap")
+    monkeypatch.setenv("CAVVY_PRICE_USD_HR", "cheap")
     assert train.Meter(pick("cpu"), 1).price is None
 
 
@@ -80,9 +80,9 @@ def test_the_progress_file_holds_the_newest_line_alone(
     batch_size: int, total: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "progress"
-    monkeypatch.setenv("REMUDA_PROGRESS_FILE", str(path))
-    monkeypatch.setenv("REMUDA_PRICE_USD_HR", "3")
-    monkeypatch.setattr("remuda.train.progress.PACE_S", 0.0)
+    monkeypatch.setenv("CAVVY_PROGRESS_FILE", str(path))
+    monkeypatch.setenv("CAVVY_PRICE_USD_HR", "3")
+    monkeypatch.setattr("cavvy.train.progress.PACE_S", 0.0)
     run_steps(tmp_path / "run", batch_size=batch_size)
     (line,) = path.read_text().splitlines()
     found = json.loads(line)
@@ -104,8 +104,8 @@ def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
     screen = Screen()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("REMUDA_PRICE_USD_HR", "3")
-    monkeypatch.setattr("remuda.train.progress.PACE_S", 0.0)
+    monkeypatch.setenv("CAVVY_PRICE_USD_HR", "3")
+    monkeypatch.setattr("cavvy.train.progress.PACE_S", 0.0)
     meter = train.Meter(Device(torch.device("cpu"), "cpu", "H200"), 1, flops=1e9, peaks={"H200": 1e15})
     run_steps(tmp_path / "run", meter=meter)
     text = screen.getvalue()
@@ -121,7 +121,7 @@ def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
 
 
 def test_trackers_get_values_and_one_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remuda.train.see.trackers.EVERY_S", 0.0)
+    monkeypatch.setattr("cavvy.train.see.trackers.EVERY_S", 0.0)
     good, bad = Heard(), Heard(fails=True)
     run_steps(tmp_path / "run", bad, good)
     assert [step for step, _ in good.rows] == list(range(16))
@@ -132,7 +132,7 @@ def test_trackers_get_values_and_one_that_fails_is_left_out(tmp_path: Path, monk
 def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     silent = SimpleNamespace(log=lambda values, step: None, close=lambda: None)
-    monkeypatch.setattr("remuda.train.see.trackers.MAKERS", {"mine": lambda name, _: opened.append(name) or silent})
+    monkeypatch.setattr("cavvy.train.see.trackers.MAKERS", {"mine": lambda name, _: opened.append(name) or silent})
     monkeypatch.setattr("sys.argv", ["/home/me/my train#2.py"])
     for folder in ("one", "one", "two"):
         run_steps(tmp_path / folder, "mine")
@@ -141,7 +141,7 @@ def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(tmp_path: Path, m
     assert opened[2] != opened[0]
     monkeypatch.setattr("sys.argv", ["/home/me/net/__main__.py"])
     assert train.Run(tmp_path / "three", device="cpu").name.startswith("net-2")
-    monkeypatch.setenv("REMUDA_JOB_ID", "01J")
+    monkeypatch.setenv("CAVVY_JOB_ID", "01J")
     run_steps(tmp_path / "one", "mine")
     train.open_tracker("mine")
     assert opened[3:] == ["01J", "01J"]
@@ -154,6 +154,6 @@ def test_a_tracker_that_is_not_known_or_not_installed_says_so(monkeypatch: pytes
     def absent(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr("remuda.train.see.trackers.import_module", absent)
+    monkeypatch.setattr("cavvy.train.see.trackers.import_module", absent)
     with pytest.raises(ValueError, match="pip install wandb"):
         train.open_tracker("wandb")

@@ -16,13 +16,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from remuda.cli.main import cli
-from remuda.train.micro import Micro
-from remuda.train.plan import Plan
-from remuda.tuning.diagnose import Diagnosis, Doctor, Finding
-from remuda.tuning.every import Every
-from remuda.tuning.paired import compare
-from remuda.tuning.probe.look import (
+from cavvy.cli.main import cli
+from cavvy.train.micro import Micro
+from cavvy.train.plan import Plan
+from cavvy.tuning.diagnose import Diagnosis, Doctor, Finding
+from cavvy.tuning.every import Every
+from cavvy.tuning.paired import compare
+from cavvy.tuning.probe.look import (
     Lines,
     Look,
     Loop,
@@ -33,10 +33,10 @@ from remuda.tuning.probe.look import (
     find_own_line,
     sum_up,
 )
-from remuda.tuning.probe.modes import Modes
-from remuda.tuning.session import Session
-from remuda.tuning.text import describe
-from remuda.tuning.tune import list_changes
+from cavvy.tuning.probe.modes import Modes
+from cavvy.tuning.session import Session
+from cavvy.tuning.text import describe
+from cavvy.tuning.tune import list_changes
 
 SCRIPT = str(Path(__file__).with_name("tuned.py"))
 FACTS: dict[str, Any] = {
@@ -287,7 +287,7 @@ def test_what_no_look_saw_is_no_fault_of_what_they_saw(kind: str) -> None:
 def test_a_trace_of_what_comes_seldom_is_short_and_not_kept(
     traced: float, most: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remuda.tuning.diagnose.MOST_TRACED", most)
+    monkeypatch.setattr("cavvy.tuning.diagnose.MOST_TRACED", most)
     played: Any = Seldom("work", traced=traced)
     Doctor(played, steps=4, rounds=4, trace="x.json").diagnose()
     assert played.looks == [(4, "x.json"), (4, "")] * 4 + [(steps, "-"), (41, "")]
@@ -309,7 +309,7 @@ def test_what_does_not_fit_into_memory_tells_nothing_of_sizes() -> None:
     assert first(Played(1, double={"step": 10.0, "micro": 5})) == ("", 0.0)
     assert first(Played(1, larger={"step": 7.0, "micro": 2}, micro=2)) == ("", 0.0)
     found: dict[str, Any] = {"facts": {"micro_batch": 4}, "larger": {"step": 7.0}, "double": {"step": 10.0}}
-    assert first(Played(1, **found)) == ("", 0.0), "Remuda found it: no more fit"
+    assert first(Played(1, **found)) == ("", 0.0), "Cavvy found it: no more fit"
 
 
 def test_a_mode_that_ran_out_of_memory_leaves_the_size_as_it_was() -> None:
@@ -550,9 +550,7 @@ def test_what_helps_is_kept_and_written_and_nothing_else(tmp_path: Path, monkeyp
     place = tempfile.mkdtemp()  # a short path, since a socket will lie there
     monkeypatch.setattr(tempfile, "tempdir", place)
     monkeypatch.setenv("TMPDIR", place)
-    monkeypatch.setattr(
-        "remuda.tuning.tune.list_changes", lambda *_, **__: [({"threads": 8}, True), ({"bad": 1}, True)]
-    )
+    monkeypatch.setattr("cavvy.tuning.tune.list_changes", lambda *_, **__: [({"threads": 8}, True), ({"bad": 1}, True)])
     plan, page = tmp_path / "plan.json", tmp_path / "page.html"
     line = [
         "tune",

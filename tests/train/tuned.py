@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from remuda import train
+from cavvy import train
 
 
 def main(fault: str, passes: int = 1, after: str = "") -> None:

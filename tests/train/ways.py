@@ -1,4 +1,4 @@
-"""A network for pictures, trained by `remuda.train` and by a loop that does by hand what a plan asks for."""
+"""A network for pictures, trained by `cavvy.train` and by a loop that does by hand what a plan asks for."""
 
 import logging
 import warnings
@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from remuda import train
-from remuda.train import seeds
+from cavvy import train
+from cavvy.train import seeds
 
 SIDE, KINDS, BATCH = 8, 4, 24
 
@@ -131,7 +131,7 @@ def told_to_leave(say: Say, left_s: float, save_s: float) -> list[str]:
     warned: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("remuda.train").addHandler(handler)
+    logging.getLogger("cavvy.train").addHandler(handler)
 
     def each(run: train.Run) -> None:
         if run.steps == 2:

@@ -11,13 +11,13 @@ from msgspec import Raw
 from msgspec.json import encode
 from msgspec.structs import asdict, replace
 
-import remuda.client
-from remuda.client import ApiError, wire
-from remuda.client.client import ExecChunk, LogChunk
-from remuda.domain.jobs import Origin
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task
-from remuda.domain.units import HourlyRate
+import cavvy.client
+from cavvy.client import ApiError, wire
+from cavvy.client.client import ExecChunk, LogChunk
+from cavvy.domain.jobs import Origin
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 OFFER = Offer(provider="local", region="box", instance_type="cpu", rate=HourlyRate(3_600_000), shared=True)
@@ -109,7 +109,7 @@ def make_event(number: int, kind: str, text: str, **changes: Any) -> wire.EventV
 
 @dataclass
 class FakeClient:
-    """What the commands use of `remuda.client.Client`; `asked` holds what was asked for that changes something."""
+    """What the commands use of `cavvy.client.Client`; `asked` holds what was asked for that changes something."""
 
     all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
     story: list[wire.EventView] = field(default_factory=list)
@@ -131,7 +131,7 @@ class FakeClient:
 
     def job(self, project: str, name: str) -> wire.JobDetail:
         if name not in self.all_jobs:
-            raise ApiError("job-not-found", f"project {project} has no job {name}", "`remuda ps` lists the jobs", 404)
+            raise ApiError("job-not-found", f"project {project} has no job {name}", "`cavvy ps` lists the jobs", 404)
         return self.all_jobs[name]
 
     def outlook(self, project: str, name: str) -> wire.OutlookView:
@@ -239,6 +239,6 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """The client that commands get, whichever server they would talk to."""
     jobs = [make_job("good", "done"), make_job("bad", "failed"), make_job("next", "queued"), make_job("now", "running")]
     fake = FakeClient(all_jobs={job.name: job for job in jobs})
-    monkeypatch.setattr(remuda.client, "connect", lambda **how: fake)
-    monkeypatch.delenv("REMUDA_PROJECT", raising=False)
+    monkeypatch.setattr(cavvy.client, "connect", lambda **how: fake)
+    monkeypatch.delenv("CAVVY_PROJECT", raising=False)
     return fake

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.agent.work import handover
+from cavvy.agent.work import handover
 
 
 class StillLoop:

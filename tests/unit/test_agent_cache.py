@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from remuda.agent.steps import Steps
-from remuda.agent.work import cache
-from remuda.agent.work.cache import AGE_S, DAY_S, EVERY_S, is_due, sweep, touch
-from remuda.agent.work.watch import born_ns, written
+from cavvy.agent.steps import Steps
+from cavvy.agent.work import cache
+from cavvy.agent.work.cache import AGE_S, DAY_S, EVERY_S, is_due, sweep, touch
+from cavvy.agent.work.watch import born_ns, written
 
 
 def need(**given: object) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remuda.agent.runner import Runner
+from cavvy.agent.runner import Runner
 
 
 class Timers:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.unit.handing import StillLoop, make_calm_folder
 
-from remuda.agent import saver as module
-from remuda.agent.saver import LAST_TRIES, VOIDS, Saver
-from remuda.agent.work import handover
-from remuda.agent.work.blobs import Missing
-from remuda.agent.work.watch import SHORTEST_S
+from cavvy.agent import saver as module
+from cavvy.agent.saver import LAST_TRIES, VOIDS, Saver
+from cavvy.agent.work import handover
+from cavvy.agent.work.blobs import Missing
+from cavvy.agent.work.watch import SHORTEST_S
 
 
 def make_config(tmp_path: Path, rank: int = 0) -> Any:

@@ -2,7 +2,7 @@
 
 import os
 
-from remuda.agent.loop import READ, Loop
+from cavvy.agent.loop import READ, Loop
 
 
 def test_a_file_that_gets_the_number_of_one_closed_in_the_same_round_is_not_taken_for_ready() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from remuda.agent.loop import Loop
-from remuda.agent.mailbox import MailConnection
-from remuda.agent.wire import Address, make_connection
-from remuda.agent.work.blobs import connect
+from cavvy.agent.loop import Loop
+from cavvy.agent.mailbox import MailConnection
+from cavvy.agent.wire import Address, make_connection
+from cavvy.agent.work.blobs import connect
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.agent.work import mpi
+from cavvy.agent.work import mpi
 
 PROGRAM = Path(mpi.__file__)
 # In place of mpirun: asks the remote shell for a command on the second host, as mpirun does for its daemon.
@@ -36,7 +36,7 @@ def start(folder: Path, rank: int, port: int, key: str = "key", *, command: str 
     (home / "mpi.py").write_bytes(PROGRAM.read_bytes())
     env = {
         **os.environ,
-        **{"NODE_RANK": str(rank), "NNODES": "2", "REMUDA_HOSTS": "first,second", "REMUDA_MPI_KEY": key},
+        **{"NODE_RANK": str(rank), "NNODES": "2", "CAVVY_HOSTS": "first,second", "CAVVY_MPI_KEY": key},
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NPROC_PER_NODE": "2"},
     }
     return subprocess.Popen(
@@ -54,7 +54,7 @@ def test_the_launcher_runs_commands_on_other_ranks(tmp_path: Path, port: int) ->
     assert [rank.returncode for rank in ranks] == [3, 3], wrong
     lines = said.splitlines()
     assert lines[0] == "1 of 2 bad 5"
-    assert lines[1].startswith("255 remuda: third: no such host")
+    assert lines[1].startswith("255 cavvy: third: no such host")
     assert lines[2] == "['first', 'slots=2', 'second', 'slots=2']"
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from tests.unit.handing import StillLoop
 
-from remuda.agent.data import mirror as module
-from remuda.agent.data import vault
-from remuda.agent.data.mirror import STILL_S, Mirror, send_changed
-from remuda.agent.data.paths import find_output, remember, remember_sent
-from remuda.agent.data.send import Changed, Sending, is_due
-from remuda.agent.data.web import CannotMove, Meter
-from remuda.agent.work.environment import Places
-from remuda.agent.work.folder import CannotBuild
+from cavvy.agent.data import mirror as module
+from cavvy.agent.data import vault
+from cavvy.agent.data.mirror import STILL_S, Mirror, send_changed
+from cavvy.agent.data.paths import find_output, remember, remember_sent
+from cavvy.agent.data.send import Changed, Sending, is_due
+from cavvy.agent.data.web import CannotMove, Meter
+from cavvy.agent.work.environment import Places
+from cavvy.agent.work.folder import CannotBuild
 
 
 class Looks(Mirror):

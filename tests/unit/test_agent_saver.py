@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.handing import StillLoop, make_calm_folder
 
-from remuda.agent.runner import Runner
-from remuda.agent.saver import Saver
-from remuda.agent.work import handover
-from remuda.agent.work.blobs import Silent
+from cavvy.agent.runner import Runner
+from cavvy.agent.saver import Saver
+from cavvy.agent.work import handover
+from cavvy.agent.work.blobs import Silent
 
 
 class CountingSaver(Saver):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.agent.log import HELD, Log
-from remuda.agent.scrub import Scrubber
-from remuda.agent.work.watch import Progress, parse_progress
+from cavvy.agent.log import HELD, Log
+from cavvy.agent.scrub import Scrubber
+from cavvy.agent.work.watch import Progress, parse_progress
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -198,7 +198,7 @@ def test_progress_values(text: bytes, values: dict[str, object]) -> None:
 
 @given(st.lists(st.integers(0, 200), max_size=10))
 def test_progress_is_found_however_the_stream_is_cut(cuts: list[int]) -> None:
-    data = b'start\nREMUDA_PROGRESS {"step": 1}\nnoise\nREMUDA_PROGRESS {"step": 2}\nend\n'
+    data = b'start\nCAVVY_PROGRESS {"step": 1}\nnoise\nCAVVY_PROGRESS {"step": 2}\nend\n'
     progress, last = Progress("/nonexistent"), None
     for piece in pieces(data, cuts):
         last = progress.feed(piece) or last

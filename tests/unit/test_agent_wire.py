@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from remuda.agent.config import BadConfig, Config, Fields, Work
-from remuda.agent.loop import Loop
-from remuda.agent.outbox import Outbox
-from remuda.agent.runner import judge
-from remuda.agent.wire import Address, Connection, parse_reply
+from cavvy.agent.config import BadConfig, Config, Fields, Work
+from cavvy.agent.loop import Loop
+from cavvy.agent.outbox import Outbox
+from cavvy.agent.runner import judge
+from cavvy.agent.wire import Address, Connection, parse_reply
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from remuda.cli.main import COMMANDS
+from cavvy.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_page_lists_exactly_the_rooms() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text()
     listed = re.findall(r"^\| `(\w+)/?` \|", page, re.MULTILINE)
-    source = ROOT / "src" / "remuda"
+    source = ROOT / "src" / "cavvy"
     rooms = {p.name for p in source.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     rooms |= {p.stem for p in source.glob("*.py") if p.stem != "__init__"}
     assert set(listed) == rooms
@@ -28,14 +28,14 @@ def test_the_page_lists_rooms_in_the_order_of_the_import_contract() -> None:
 
 
 def test_the_cli_holds_one_file_for_each_command_and_rooms_that_know_none() -> None:
-    cli = ROOT / "src" / "remuda" / "cli"
+    cli = ROOT / "src" / "cavvy" / "cli"
     commands = {module for module, _ in COMMANDS.values()}
     assert {path.stem for path in cli.glob("*.py")} - {"__init__", "main"} == commands
     rooms = [path for path in cli.glob("*/**/*.py") if "templates" not in path.parts]
     assert {path.parent.name for path in rooms} == {"reach", "task", "view"}
-    known = {f"remuda.cli.{command}" for command in (*commands, "main")}
+    known = {f"cavvy.cli.{command}" for command in (*commands, "main")}
     assert {path.name: found for path in rooms if (found := _list_imports(path) & known)} == {}
-    assert _list_imports(cli / "gc.py") & known == {"remuda.cli.down"}  # a command that stands on another is seen
+    assert _list_imports(cli / "gc.py") & known == {"cavvy.cli.down"}  # a command that stands on another is seen
 
 
 def _list_imports(path: Path) -> set[str]:

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from remuda.domain.units import HourlyRate
-from remuda.providers.aws import sight as module
-from remuda.providers.aws.books import Instance, Record
-from remuda.providers.aws.prices import read_product
-from remuda.providers.aws.quotas import allows
-from remuda.providers.aws.sight import Sight, make_seen, read_instance
-from remuda.providers.base import GangState, TryAgain
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.aws import sight as module
+from cavvy.providers.aws.books import Instance, Record
+from cavvy.providers.aws.prices import read_product
+from cavvy.providers.aws.quotas import allows
+from cavvy.providers.aws.sight import Sight, make_seen, read_instance
+from cavvy.providers.base import GangState, TryAgain
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 BEGAN, HOUR, SETTLE = NOW - timedelta(hours=3), timedelta(hours=1), timedelta(minutes=2)

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from remuda.providers.aws.books import Disk, Record
-from remuda.providers.aws.errors import Fault
-from remuda.providers.aws.volumes import Volumes
-from remuda.providers.base import TryAgain
+from cavvy.providers.aws.books import Disk, Record
+from cavvy.providers.aws.errors import Fault
+from cavvy.providers.aws.volumes import Volumes
+from cavvy.providers.base import TryAgain
 
 DISK = Disk(name="data", path="/d", device="/dev/sdf", id="vol-1", made=True, ours=True, size_gib=8)
 RECORD = Record(

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Resources, Task, Transfer, Workdir
-from remuda.providers.batch.export import here_document, list_exports, list_notes, make_work
-from remuda.providers.kubernetes import export as kubernetes
-from remuda.providers.kubernetes.wishes import read_wishes
-from remuda.providers.pbs import export as pbs
-from remuda.providers.pbs.script import Wishes
-from remuda.providers.slurm import export as slurm
-from remuda.providers.slurm.script import Wishes as SlurmWishes
+from cavvy.domain.tasks import AcceleratorNeed, Checkpoint, Resources, Task, Transfer, Workdir
+from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
+from cavvy.providers.kubernetes import export as kubernetes
+from cavvy.providers.kubernetes.wishes import read_wishes
+from cavvy.providers.pbs import export as pbs
+from cavvy.providers.pbs.script import Wishes
+from cavvy.providers.slurm import export as slurm
+from cavvy.providers.slurm.script import Wishes as SlurmWishes
 
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="\x00\r", codec="utf-8"), max_size=200))
 def test_a_here_document_gives_the_text_back(text: str) -> None:
-    whole = text + "\nREMUDA_WORK\n"
+    whole = text + "\nCAVVY_WORK\n"
     done = subprocess.run(["bash", "-c", f"cat {here_document(whole)}"], capture_output=True, check=True)
     assert done.stdout.decode() == whole
 

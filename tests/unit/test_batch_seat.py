@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from remuda.providers import pbs, slurm
-from remuda.providers.base import Provider, ProviderContext, Refused, TryAgain
-from remuda.providers.batch.seat import Seat, Where, read_where
+from cavvy.providers import pbs, slurm
+from cavvy.providers.base import Provider, ProviderContext, Refused, TryAgain
+from cavvy.providers.batch.seat import Seat, Where, read_where
 
 
 def make_where(folder: Path) -> Where:

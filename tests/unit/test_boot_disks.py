@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.providers.hosts.boot import mount
+from cavvy.providers.hosts.boot import mount
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from remuda.catalog.accelerators import (
+from cavvy.catalog.accelerators import (
     Kind,
     Precision,
     find_accelerator,

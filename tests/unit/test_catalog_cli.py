@@ -1,4 +1,4 @@
-"""`remuda offers` and `remuda catalog` as typed, over the catalog that ships."""
+"""`cavvy offers` and `cavvy catalog` as typed, over the catalog that ships."""
 
 import csv
 import io
@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import asdict
 
-from remuda.cli.main import cli
-from remuda.client import wire
-from remuda.store.snapshot.choose import SHIPPED, refreshed_path
+from cavvy.cli.main import cli
+from cavvy.client import wire
+from cavvy.store.snapshot.choose import SHIPPED, refreshed_path
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
 
 
 def run(*arguments: str) -> Result:
@@ -65,7 +65,7 @@ def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(monkeypatch: 
         for zone, taken in (("a", 1), ("b", 0))
     ]
     other = wire.MarketRow(**{**asdict(rows[0]), "market": f"{place}x/{key}"})
-    monkeypatch.setattr("remuda.cli.task.chances.seen_here", lambda: {row.market: row for row in (*rows, other)})
+    monkeypatch.setattr("cavvy.cli.task.chances.seen_here", lambda: {row.market: row for row in (*rows, other)})
     [seen] = json.loads(run(*wish, "-o", "json").stdout)
     assert seen["seen"] == "granted 6 of 8, taken 1 times in 40.0 h, boots in 90 s"
     assert "SEEN HERE" in run(*wish).stdout
@@ -142,7 +142,7 @@ def test_info_tells_what_ships() -> None:
     assert told["rows_with_accelerator"] >= 1_500
     assert sum(provider["with_accelerator"] for provider in told["providers"]) == told["rows_with_accelerator"]
     assert sum(source["rows"] for source in told["sources"]) == told["rows"]
-    assert "shipped with Remuda" in run("catalog", "info").stdout
+    assert "shipped with Cavvy" in run("catalog", "info").stdout
 
 
 def test_diff_tells_a_refresh_and_info_a_broken_one(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_sources_are_honest_about_every_provider_that_ships() -> None:
 def test_help_imports_nothing_heavy() -> None:
     for arguments in (["offers", "--help"], ["catalog", "--help"], ["catalog", "refresh", "--help"]):
         code = (
-            "import sys\nfrom remuda.cli.main import cli\n"
+            "import sys\nfrom cavvy.cli.main import cli\n"
             f"try: cli({arguments!r})\nexcept SystemExit: pass\n"
-            "heavy = ('sqlite3', 'json', 'remuda.catalog', 'rich', 'urllib.request')\n"
+            "heavy = ('sqlite3', 'json', 'cavvy.catalog', 'rich', 'urllib.request')\n"
             "print([name for name in heavy if name in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -197,7 +197,7 @@ def test_a_configured_provider_that_the_catalog_does_not_know_is_asked_where_it_
 ) -> None:
     config = tmp_path / "settings.toml"
     config.write_text("[providers.fake]\n")
-    monkeypatch.setenv("REMUDA_CONFIG", str(config))
+    monkeypatch.setenv("CAVVY_CONFIG", str(config))
     answer = run("offers", "--provider", "fake", "-o", "json")
     assert answer.exit_code == 0, answer.output
     rows = json.loads(answer.stdout)
@@ -217,5 +217,5 @@ def test_a_configured_provider_that_the_catalog_does_not_know_is_asked_where_it_
     for name in ("fake", "ray"):  # neither is in the settings
         said = run("offers", "--provider", name).stderr
         assert f"no provider '{name}'" in said
-        assert f"`remuda check {name}`" in said
+        assert f"`cavvy check {name}`" in said
         assert f"[providers.{name}]" in said

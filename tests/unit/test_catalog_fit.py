@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from remuda.catalog.fit import explain, first_failing, match_offers, near_miss
-from remuda.catalog.needs import parse_accelerator
-from remuda.catalog.query import Constraint
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import NetworkNeed, Resources, SpotPolicy
-from remuda.domain.units import HourlyRate
+from cavvy.catalog.fit import explain, first_failing, match_offers, near_miss
+from cavvy.catalog.needs import parse_accelerator
+from cavvy.catalog.query import Constraint
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.units import HourlyRate
 
 
 def offer(**changes: object) -> Offer:

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.catalog.accelerators import find_accelerator, list_accelerators
-from remuda.catalog.needs import MOST, NeedError, format_need, parse_accelerator
-from remuda.domain.tasks import AcceleratorNeed
+from cavvy.catalog.accelerators import find_accelerator, list_accelerators
+from cavvy.catalog.needs import MOST, NeedError, format_need, parse_accelerator
+from cavvy.domain.tasks import AcceleratorNeed
 
 GIB = 1024
 

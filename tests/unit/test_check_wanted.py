@@ -3,11 +3,11 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from remuda.control.agents.work import make_assignment
-from remuda.domain.jobs import Attempt, Job, Node
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import NetworkNeed, NodeCheck, Resources, Task
-from remuda.domain.units import HourlyRate
+from cavvy.control.agents.work import make_assignment
+from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import NetworkNeed, NodeCheck, Resources, Task
+from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(

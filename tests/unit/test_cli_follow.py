@@ -6,12 +6,12 @@ import pytest
 from rich.console import Console
 from tests.unit.cli_client import make_attempt, make_event, make_job, make_node
 
-from remuda.cli.view.bar import Bar
-from remuda.cli.view.output import Column, rows_out
-from remuda.cli.view.screen import open_screen
-from remuda.cli.view.shown import show_progress
-from remuda.cli.view.story import Story
-from remuda.domain.tasks import Task
+from cavvy.cli.view.bar import Bar
+from cavvy.cli.view.output import Column, rows_out
+from cavvy.cli.view.screen import open_screen
+from cavvy.cli.view.shown import show_progress
+from cavvy.cli.view.story import Story
+from cavvy.domain.tasks import Task
 
 
 def told(story: Story, *steps: tuple[str, str]) -> list[str]:
@@ -122,7 +122,7 @@ def test_a_pipe_gets_the_log_alone(capfdbinary: pytest.CaptureFixture[bytes]) ->
         screen.log(0, b" line\r\n\xff")
     out, err = capfdbinary.readouterr()
     assert out == b"half a line\r\n\xff"
-    assert err == b"[remuda 03:04:06] running     runs on a\n"
+    assert err == b"[cavvy 03:04:06] running     runs on a\n"
 
 
 def test_lines_of_several_ranks_are_whole_and_named(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -11,17 +11,17 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_event, make_job, make_node
 
-from remuda.cli import down
-from remuda.cli.main import cli
-from remuda.client import ApiError, wire
-from remuda.domain.tasks import Task, Window
+from cavvy.cli import down
+from cavvy.cli.main import cli
+from cavvy.client import ApiError, wire
+from cavvy.domain.tasks import Task, Window
 
 __all__ = ["client"]
 FOUND = wire.Found(kind="gang", name="rm-0-x-1", where="local/box", why="no unfinished job wants it", done=False)
 
 
 def run(*arguments: str, given: str | None = None) -> Result:
-    return CliRunner().invoke(cli, arguments, input=given, prog_name="remuda")
+    return CliRunner().invoke(cli, arguments, input=given, prog_name="cavvy")
 
 
 def lines(result: Result) -> list[list[str]]:
@@ -74,10 +74,10 @@ def test_ps_by_phase_and_with_a_limit(client: FakeClient) -> None:
 
 def test_ps_says_that_there_are_older_jobs(client: FakeClient) -> None:
     client.all_jobs = {f"j{n}": make_job(f"j{n}", "done") for n in range(21)}
-    assert run("ps").stdout.endswith("… older ones: remuda ps --all\n")
+    assert run("ps").stdout.endswith("… older ones: cavvy ps --all\n")
     assert len(json.loads(run("ps", "--all", "-o", "json").stdout)) == 21
     client.all_jobs = {}
-    assert "remuda run" in run("ps").stdout
+    assert "cavvy run" in run("ps").stdout
 
 
 def test_status_tells_where_a_job_stands(client: FakeClient) -> None:
@@ -104,7 +104,7 @@ def test_a_job_that_is_not_there_is_told_with_what_to_do(client: FakeClient) -> 
     ):
         answer = run(*command, "nobody")
         assert answer.exit_code == 1, command
-        assert answer.stderr == "error: project default has no job nobody\nhint: `remuda ps` lists the jobs\n"
+        assert answer.stderr == "error: project default has no job nobody\nhint: `cavvy ps` lists the jobs\n"
 
 
 def test_events_say_the_day_once(client: FakeClient) -> None:
@@ -269,7 +269,7 @@ def test_down_calls_nothing_removed_that_is_still_there(client: FakeClient, monk
 
 def test_gc_removes_only_when_told(client: FakeClient) -> None:
     client.found = [FOUND]
-    assert run("gc").stdout.endswith("remove them: remuda gc --remove\n")
+    assert run("gc").stdout.endswith("remove them: cavvy gc --remove\n")
     assert [row["done"] for row in json.loads(run("gc", "--remove", "-o", "json").stdout)] == [True]
     assert client.asked == [("gc", True), ("gc", False)]
 
@@ -278,7 +278,7 @@ def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:
     answer = run("rerun", "good", "--param", "lr=0.5", "--detach")
     assert answer.stdout.splitlines() == [
         "good-2: queued, a rerun of good",
-        "what differs: remuda diff good good-2",
+        "what differs: cavvy diff good good-2",
     ]
     ((_, text, how),) = client.asked
     assert text == "name: x\nrun: 'true'\n"
@@ -291,8 +291,8 @@ def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:
 def test_an_unknown_command_names_its_neighbour() -> None:
     answer = run("statsu")
     assert answer.exit_code == 2
-    assert "Did you mean `remuda status`?" in answer.stderr
-    assert "See `remuda --help`" in run("qqqq").stderr
+    assert "Did you mean `cavvy status`?" in answer.stderr
+    assert "See `cavvy --help`" in run("qqqq").stderr
 
 
 def test_diff_shows_flags_and_dollars_as_people_write_them(client: FakeClient) -> None:
@@ -321,7 +321,7 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
     told = run("run", str(file))
     assert told.exit_code == 1
     assert told.stderr.startswith("error: No offer: no place that is configured here (local) has H100:8\n")
-    assert f"`remuda plan {file}` ranks all" in told.stderr
+    assert f"`cavvy plan {file}` ranks all" in told.stderr
     file.write_text("run: 'true'\nresources: {instance: p5.48xlrge}\n")
     assert "did you mean p5.48xlarge?" in run("run", str(file)).stderr
 
@@ -357,8 +357,8 @@ def test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output(
 
     monkeypatch.setattr(client, "submit", submit)
     monkeypatch.setattr(client, "upload", lambda *args, **how: 100, raising=False)
-    monkeypatch.setattr("remuda.cli.task.submission._may_ask", lambda: True)
-    monkeypatch.setenv("REMUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("cavvy.cli.task.submission._may_ask", lambda: True)
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "train.py").write_text("pass")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-LISTING = [str(Path(sys.executable).with_name("remuda")), "offers", "--accelerators"]
+LISTING = [str(Path(sys.executable).with_name("cavvy")), "offers", "--accelerators"]
 
 
 def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""`remuda schedules`: only what repeats, with its line and its next time."""
+"""`cavvy schedules`: only what repeats, with its line and its next time."""
 
 import json
 from datetime import UTC, datetime
@@ -8,9 +8,9 @@ from msgspec import Raw
 from msgspec.json import encode
 from tests.unit.cli_client import FakeClient, client, make_job
 
-from remuda.cli.main import cli
-from remuda.domain.jobs import NEXT_RUN
-from remuda.domain.tasks import Schedule, Task
+from cavvy.cli.main import cli
+from cavvy.domain.jobs import NEXT_RUN
+from cavvy.domain.tasks import Schedule, Task
 
 __all__ = ["client"]
 
@@ -24,15 +24,15 @@ def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
         reason=f"{NEXT_RUN}2027-01-04 02:00 UTC",
         not_before=datetime(2027, 1, 4, 2, tzinfo=UTC),
     )
-    told = CliRunner().invoke(cli, ["schedules"], prog_name="remuda")
+    told = CliRunner().invoke(cli, ["schedules"], prog_name="cavvy")
     assert told.exit_code == 0, told.output
     head, *lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
     assert head == "NAME PROJECT CRON ZONE NEXT"
     assert lines == ["nightly default 0 3 * * 1-5 Europe/Berlin 2027-01-04 02:00 UTC"]
-    (row,) = json.loads(CliRunner().invoke(cli, ["schedules", "-o", "json"], prog_name="remuda").stdout)
+    (row,) = json.loads(CliRunner().invoke(cli, ["schedules", "-o", "json"], prog_name="cavvy").stdout)
     assert (row["cron"], row["next_at"]) == ("0 3 * * 1-5", "2027-01-04T02:00:00+00:00")
 
 
 def test_nothing_that_repeats_is_said_with_what_to_do(client: FakeClient) -> None:
-    told = CliRunner().invoke(cli, ["schedules"], prog_name="remuda")
+    told = CliRunner().invoke(cli, ["schedules"], prog_name="cavvy")
     assert "no job repeats" in told.output

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from remuda.client import ApiError, Client
-from remuda.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, Torn, make_pack, read_pack
-from remuda.client.upload import Source, upload
+from cavvy.client import ApiError, Client
+from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, Torn, make_pack, read_pack
+from cavvy.client.upload import Source, upload
 
 
 class Server:

@@ -10,17 +10,17 @@ from pathlib import Path
 import click
 import pytest
 
-from remuda.cli.main import cli
-from remuda.cli.reach.session import named
+from cavvy.cli.main import cli
+from cavvy.cli.reach.session import named
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "src/remuda").rglob("*.py"))
+SOURCES = sorted((ROOT / "src/cavvy").rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HOLE = "HOLE"  # what a program puts into a text
-QUOTED = re.compile(r"`remuda ([^`\n]+)`")
-# `follow it: remuda logs -f NAME    stop it: remuda stop NAME`, and the examples of a help text.
-PLAIN = re.compile(r"(?:\w: |^ {4,})remuda ((?:[a-z-]+|HOLE)(?: [^\n·;]*?)?)(?=  |[;·]|\.?$)", re.MULTILINE)
-SHELL = re.compile(r"^\$ remuda ([^\n]+)$", re.MULTILINE)
+QUOTED = re.compile(r"`cavvy ([^`\n]+)`")
+# `follow it: cavvy logs -f NAME    stop it: cavvy stop NAME`, and the examples of a help text.
+PLAIN = re.compile(r"(?:\w: |^ {4,})cavvy ((?:[a-z-]+|HOLE)(?: [^\n·;]*?)?)(?=  |[;·]|\.?$)", re.MULTILINE)
+SHELL = re.compile(r"^\$ cavvy ([^\n]+)$", re.MULTILINE)
 
 
 def list_texts(source: str) -> Iterator[tuple[int, str]]:
@@ -36,13 +36,13 @@ def list_texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def find_fault(line: str, *, whole: bool) -> str:
-    """Why `remuda LINE` could not be called; "" where it could, or where it only names a command.
+    """Why `cavvy LINE` could not be called; "" where it could, or where it only names a command.
 
     With `whole` False it may also only name an option, as pages do.
     """
     words = list(takewhile(lambda word: word not in ("|", "||", ">"), shlex.split(line, comments=True)))
     command: click.Command = cli
-    context = click.Context(cli, info_name="remuda")
+    context = click.Context(cli, info_name="cavvy")
     path = []
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         path.append(words.pop(0))
@@ -74,27 +74,27 @@ def find_wrong_words(command: click.Command, context: click.Context, words: list
 
 
 def find_faults(text: str, *shapes: re.Pattern[str], whole: bool = True) -> list[str]:
-    lines = [line for shape in shapes for line in shape.findall(text)] if "remuda " in text else []
-    return [f"remuda {line}: {fault}" for line in lines if (fault := find_fault(line, whole=whole))]
+    lines = [line for shape in shapes for line in shape.findall(text)] if "cavvy " in text else []
+    return [f"cavvy {line}: {fault}" for line in lines if (fault := find_fault(line, whole=whole))]
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("see `remuda status`", ""),
-        ("see `remuda status NAME -p team`", ""),
-        ("see `remuda state NAME`", "there is no command state"),
-        ("see `remuda server stat`", "there is no command server stat"),
-        ("see `remuda status --all`", "No such option"),
-        ("see `remuda status NAME RANK`", "RANK is too much"),
-        ("see `remuda forward NAME`", "is missing"),
-        ("see `remuda estimate --save`", "requires an argument"),
-        ("see `remuda status NAME -o yaml`", "yaml is none of"),
-        ("see `remuda HOLE`", ""),
-        ("see `remuda check NAME --policy | kubectl apply -f -`", ""),
-        ("follow it: remuda logs -f HOLE    stop it: remuda stop --every HOLE", "No such option"),
-        ("Examples:\n\n    remuda tuna train.py\n", "there is no command tuna"),
-        ("measured by remuda bench", ""),
+        ("see `cavvy status`", ""),
+        ("see `cavvy status NAME -p team`", ""),
+        ("see `cavvy state NAME`", "there is no command state"),
+        ("see `cavvy server stat`", "there is no command server stat"),
+        ("see `cavvy status --all`", "No such option"),
+        ("see `cavvy status NAME RANK`", "RANK is too much"),
+        ("see `cavvy forward NAME`", "is missing"),
+        ("see `cavvy estimate --save`", "requires an argument"),
+        ("see `cavvy status NAME -o yaml`", "yaml is none of"),
+        ("see `cavvy HOLE`", ""),
+        ("see `cavvy check NAME --policy | kubectl apply -f -`", ""),
+        ("follow it: cavvy logs -f HOLE    stop it: cavvy stop --every HOLE", "No such option"),
+        ("Examples:\n\n    cavvy tuna train.py\n", "there is no command tuna"),
+        ("measured by cavvy bench", ""),
     ],
 )
 def test_faults_are_found(text: str, fault: str) -> None:
@@ -114,9 +114,9 @@ def test_texts_of_programs_name_commands_that_can_be_called() -> None:
 
 
 def test_a_job_is_named_with_its_project_where_commands_would_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REMUDA_PROJECT", raising=False)
+    monkeypatch.delenv("CAVVY_PROJECT", raising=False)
     assert (named("default", "j"), named("team", "j")) == ("j", "j -p team")
-    monkeypatch.setenv("REMUDA_PROJECT", "team")
+    monkeypatch.setenv("CAVVY_PROJECT", "team")
     assert (named("default", "j"), named("team", "j")) == ("j -p default", "j")
 
 

@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
-from remuda.control.clock import Clock
-from remuda.control.markets.book import MarketBook, sights_of
-from remuda.domain.jobs import Attempt, AttemptPhase, Node, Outcome
-from remuda.domain.markets import Observation, Sight
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.units import HourlyRate
-from remuda.store.base import Changes
-from remuda.store.memory import MemoryStore
+from cavvy.control.clock import Clock
+from cavvy.control.markets.book import MarketBook, sights_of
+from cavvy.domain.jobs import Attempt, AttemptPhase, Node, Outcome
+from cavvy.domain.markets import Observation, Sight
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.store.base import Changes
+from cavvy.store.memory import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -10,20 +10,20 @@ from typing import Any, cast
 import pytest
 from tests.contract.store_suite import make_charge
 
-from remuda.control.clock import Clock
-from remuda.control.markets.book import MarketBook
-from remuda.control.markets.guide import Guide, _usable_now
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Origin
-from remuda.domain.markets import Observation, Sight
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.planner.courses import AHEAD, NOT_AHEAD, Advice, Standpoint
-from remuda.planner.markets import Knowledge
-from remuda.planner.prospects import Market
-from remuda.planner.spot.view import Mode
-from remuda.store.base import Changes
-from remuda.store.memory import MemoryStore
+from cavvy.control.clock import Clock
+from cavvy.control.markets.book import MarketBook
+from cavvy.control.markets.guide import Guide, _usable_now
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Origin
+from cavvy.domain.markets import Observation, Sight
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.courses import AHEAD, NOT_AHEAD, Advice, Standpoint
+from cavvy.planner.markets import Knowledge
+from cavvy.planner.prospects import Market
+from cavvy.planner.spot.view import Mode
+from cavvy.store.base import Changes
+from cavvy.store.memory import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

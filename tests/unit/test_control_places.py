@@ -7,18 +7,18 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import cast
 
-from remuda.control.clock import Clock
-from remuda.control.places import CALL_TIMEOUT, FREED_AGE, OFFERS_AGE, Places
-from remuda.domain.jobs import Job
-from remuda.domain.offers import Offer
-from remuda.domain.places import VolumePlace
-from remuda.domain.tasks import Resources, Task, Volume, VolumeKind
-from remuda.domain.units import HourlyRate
-from remuda.planner.placements import Situation
-from remuda.planner.prospects import find_prospects, match
-from remuda.planner.volumes import explain_misplaced
-from remuda.providers.base import Carrier, GangSpec, NoCapacity, Provider, Refused
-from remuda.scheduler.pools import count_left
+from cavvy.control.clock import Clock
+from cavvy.control.places import CALL_TIMEOUT, FREED_AGE, OFFERS_AGE, Places
+from cavvy.domain.jobs import Job
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import VolumePlace
+from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.placements import Situation
+from cavvy.planner.prospects import find_prospects, match
+from cavvy.planner.volumes import explain_misplaced
+from cavvy.providers.base import Carrier, GangSpec, NoCapacity, Provider, Refused
+from cavvy.scheduler.pools import count_left
 
 LARGE = Offer(provider="farm", region="r", instance_type="t8", rate=HourlyRate(0), capacity=2, pool="nodes")
 SMALL = replace(LARGE, instance_type="t4", capacity=4)

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from remuda.control.clock import Clock
-from remuda.control.jobs import JobView, Requeue, Turn, decide_job
-from remuda.control.markets.reliefs import Beside, Reliefs
-from remuda.control.scene import Scene
-from remuda.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Origin, Outcome
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
-from remuda.domain.units import HourlyRate, Money
-from remuda.planner.courses import Advice
-from remuda.planner.spot.view import Mode
+from cavvy.control.clock import Clock
+from cavvy.control.jobs import JobView, Requeue, Turn, decide_job
+from cavvy.control.markets.reliefs import Beside, Reliefs
+from cavvy.control.scene import Scene
+from cavvy.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Origin, Outcome
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.courses import Advice
+from cavvy.planner.spot.view import Mode
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SPOT = Offer(provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(600_000))

@@ -5,15 +5,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from remuda.control.agents.claims import find_objection
-from remuda.control.agents.desk import first_lease, lease_paid_by
-from remuda.control.agents.reports import Report, apply_messages, step_of
-from remuda.control.agents.work import make_assignment
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
-from remuda.domain.messages import Message, MessageKind
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Checkpoint, Limits, Task, Transfer
-from remuda.domain.units import HourlyRate, Money
+from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.desk import first_lease, lease_paid_by
+from cavvy.control.agents.reports import Report, apply_messages, step_of
+from cavvy.control.agents.work import make_assignment
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
+from cavvy.domain.messages import Message, MessageKind
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Checkpoint, Limits, Task, Transfer
+from cavvy.domain.units import HourlyRate, Money
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from remuda.control.markets.troubles import Trouble, find_trouble, rest_after
-from remuda.domain.jobs import Attempt, Outcome
-from remuda.domain.offers import Offer
-from remuda.domain.units import HourlyRate
+from cavvy.control.markets.troubles import Trouble, find_trouble, rest_after
+from cavvy.domain.jobs import Attempt, Outcome
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))

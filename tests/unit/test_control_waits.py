@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from remuda.control import attempts as gangs
-from remuda.control.clock import Clock
-from remuda.control.reconcile import JobReconciler, _told_by_the_job
-from remuda.control.scene import Scene
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, Outcome
-from remuda.domain.offers import Offer
-from remuda.domain.places import Hold
-from remuda.domain.tasks import Task
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import GangSeen, GangState, NodeSeen
+from cavvy.control import attempts as gangs
+from cavvy.control.clock import Clock
+from cavvy.control.reconcile import JobReconciler, _told_by_the_job
+from cavvy.control.scene import Scene
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, Outcome
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Hold
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import GangSeen, GangState, NodeSeen
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from remuda.costs.elsewhere import price_elsewhere
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.units import HourlyRate, Money
+from cavvy.costs.elsewhere import price_elsewhere
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate, Money
 
 HOUR = timedelta(hours=1)
 

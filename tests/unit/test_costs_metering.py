@@ -6,11 +6,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.costs.metering import bill, total
-from remuda.domain.events import Charge, ChargeKind
-from remuda.domain.jobs import Attempt
-from remuda.domain.offers import Offer
-from remuda.domain.units import HourlyRate, Money
+from cavvy.costs.metering import bill, total
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate, Money
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

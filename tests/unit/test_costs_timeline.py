@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.costs.timeline import Spell, trace
-from remuda.domain.jobs import Attempt, Job, Outcome
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task
-from remuda.domain.units import HourlyRate
+from cavvy.costs.timeline import Spell, trace
+from cavvy.domain.jobs import Attempt, Job, Outcome
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))

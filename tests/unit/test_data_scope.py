@@ -15,18 +15,18 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.contract.store_suite import NOW, begin, make_node, submit
 
-from remuda.control.agents.checkpoints import CheckpointDesk, Missing
-from remuda.control.agents.data import DataDesk
-from remuda.control.agents.vault import Vault, Vaults
-from remuda.control.clock import Clock
-from remuda.domain.checkpoints import CheckpointFile, SavedCheckpoint
-from remuda.domain.jobs import Attempt, AttemptPhase, Job
-from remuda.domain.tasks import Checkpoint, Task, Transfer
-from remuda.store.base import Changes, Mismatch, NotFound
-from remuda.store.memory import MemoryStore
-from remuda.store.objects import threads
-from remuda.store.objects.base import Found, ObjectDenied, ObjectTrouble, Signed
-from remuda.store.objects.places import Found as Place
+from cavvy.control.agents.checkpoints import CheckpointDesk, Missing
+from cavvy.control.agents.data import DataDesk
+from cavvy.control.agents.vault import Vault, Vaults
+from cavvy.control.clock import Clock
+from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job
+from cavvy.domain.tasks import Checkpoint, Task, Transfer
+from cavvy.store.base import Changes, Mismatch, NotFound
+from cavvy.store.memory import MemoryStore
+from cavvy.store.objects import threads
+from cavvy.store.objects.base import Found, ObjectDenied, ObjectTrouble, Signed
+from cavvy.store.objects.places import Found as Place
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL_S3": "http://s3.test"}
 TASK = Task(
@@ -150,7 +150,7 @@ class Drawer:
 @pytest.mark.parametrize("arrived", [b"", b"12", b"1234", None])
 def test_what_arrived_shorter_or_longer_does_not_count(arrived: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     drawer = Drawer()
-    monkeypatch.setattr("remuda.control.agents.data.open_place", lambda *_: Place(place=drawer, key="out/"))
+    monkeypatch.setattr("cavvy.control.agents.data.open_place", lambda *_: Place(place=drawer, key="out/"))
 
     async def story() -> None:
         desk, _, attempt = await make_desk()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.control import attempts as a
-from remuda.control.attempts import AttemptView, Look, decide_attempt
-from remuda.domain.jobs import (
+from cavvy.control import attempts as a
+from cavvy.control.attempts import AttemptView, Look, decide_attempt
+from cavvy.domain.jobs import (
     ATTEMPT_MOVES,
     JOB_ENDS,
     JOB_MOVES,
@@ -23,10 +23,10 @@ from remuda.domain.jobs import (
     Order,
     Outcome,
 )
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import GangSeen, GangState, NodeSeen
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import GangSeen, GangState, NodeSeen
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))

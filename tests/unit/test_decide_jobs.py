@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.control import jobs as j
-from remuda.control.jobs import JobView, decide_job
-from remuda.domain.jobs import JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Outcome
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Limits, Retry, Task
-from remuda.domain.units import HourlyRate, Money
+from cavvy.control import jobs as j
+from cavvy.control.jobs import JobView, decide_job
+from cavvy.domain.jobs import JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Outcome
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Limits, Retry, Task
+from cavvy.domain.units import HourlyRate, Money
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from remuda.domain.units import HourlyRate, parse_rate
-from remuda.providers.hosts.devices import Device, Nvml, Sources
-from remuda.providers.hosts.machine import Machine, discover
-from remuda.providers.local.offers import list_offers, make_host
-from remuda.providers.local.provider import limited
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.hosts.devices import Device, Nvml, Sources
+from cavvy.providers.hosts.machine import Machine, discover
+from cavvy.providers.local.offers import list_offers, make_host
+from cavvy.providers.local.provider import limited
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.drivers import make_driver
 
-from remuda.providers.hosts.nvidia import NvmlLibrary
+from cavvy.providers.hosts.nvidia import NvmlLibrary
 
 
 def test_every_call_against_its_c_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

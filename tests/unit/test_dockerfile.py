@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from remuda.cli.main import cli
-from remuda.domain.tasks import AcceleratorNeed, Resources, Task, Workdir
-from remuda.spec import parse_task
-from remuda.spec.dockerfile import (
+from cavvy.cli.main import cli
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Workdir
+from cavvy.spec import parse_task
+from cavvy.spec.dockerfile import (
     CUDA_BUILD,
     CUDA_RUN,
     CUDA_WHEELS,

@@ -9,9 +9,9 @@ import pytest
 from scripts.docs import cli as reference
 from scripts.docs import features
 
-from remuda.cli.main import COMMANDS, SECTIONS, cli
-from remuda.store.snapshot import Snapshot
-from remuda.store.snapshot.choose import SHIPPED
+from cavvy.cli.main import COMMANDS, SECTIONS, cli
+from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot.choose import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -49,7 +49,7 @@ def test_files_of_ours_that_a_page_names_are_there(page: Path, files: list[str])
 
 
 def test_the_guide_names_every_ability_of_the_seam() -> None:
-    seam = (ROOT / "src/remuda/providers/base.py").read_text("utf-8")
+    seam = (ROOT / "src/cavvy/providers/base.py").read_text("utf-8")
     abilities = re.findall(r"^@runtime_checkable\nclass (\w+)\(Protocol\)", seam, re.MULTILINE)
     guide = (ROOT / "docs/guides/write-a-provider.md").read_text("utf-8")
     assert "SharesHosts" in abilities
@@ -93,7 +93,7 @@ def walk(command: click.Command, path: tuple[str, ...]) -> list[tuple[tuple[str,
 
 def test_every_command_and_option_is_documented() -> None:
     page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
-    for path, command in walk(cli, ("remuda",)):
+    for path, command in walk(cli, ("cavvy",)):
         assert command.help, f"{' '.join(path)} has no help"
         assert len(path) == 1 or f"\n## {' '.join(path)}\n" in page
         for option in command.params:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.domain.units import (
+from cavvy.domain.units import (
     HourlyRate,
     Money,
     UnitError,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from benchmarks import estimate as bench
 
-from remuda.planner.estimate.devices import Device, device_of
-from remuda.planner.estimate.memory import estimate_memory
-from remuda.planner.estimate.roofline import CALIBRATED, estimate_step
-from remuda.planner.estimate.transfer import Measured, carry
+from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.estimate.roofline import CALIBRATED, estimate_step
+from cavvy.planner.estimate.transfer import Measured, carry
 
 pytestmark = pytest.mark.skipif(not bench.DATA.is_dir(), reason=f"no measurements in {bench.DATA}")
 

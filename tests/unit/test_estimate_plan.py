@@ -10,18 +10,18 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.cli.bench import keep, make_text, read_rate
-from remuda.cli.main import cli
-from remuda.cli.task.profiles import find_model, list_models, text_with_rates
-from remuda.cli.view.failure import Failure
-from remuda.planner.estimate.devices import device_of
-from remuda.planner.estimate.memory import estimate_memory
-from remuda.planner.estimate.profile import ProfileError, WorkProfile, read_profile
-from remuda.planner.estimate.roofline import estimate_step
-from remuda.planner.estimate.settings import Run
-from remuda.planner.estimate.table import correct_rates, device_key, estimate_on, list_devices, make_rates
-from remuda.planner.estimate.transfer import Measured, carry
-from remuda.spec import load_task
+from cavvy.cli.bench import keep, make_text, read_rate
+from cavvy.cli.main import cli
+from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
+from cavvy.cli.view.failure import Failure
+from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
+from cavvy.planner.estimate.roofline import estimate_step
+from cavvy.planner.estimate.settings import Run
+from cavvy.planner.estimate.table import correct_rates, device_key, estimate_on, list_devices, make_rates
+from cavvy.planner.estimate.transfer import Measured, carry
+from cavvy.spec import load_task
 
 H200 = device_of("H200")
 A100 = device_of("A100-80GB")
@@ -35,7 +35,7 @@ def gpt2(precision: str = "bf16", checkpointing: bool = False) -> WorkProfile:
 
 def small(**changes: object) -> dict[str, object]:
     data: dict[str, object] = {
-        "format": "remuda-work-profile/1", "name": "small", "batch": 4, "precision": "bf16", "optimizer": "adamw",
+        "format": "cavvy-work-profile/1", "name": "small", "batch": 4, "precision": "bf16", "optimizer": "adamw",
         "parameters": 1000, "tensors": 2,
         "memory": {"parameters": 4000, "gradients": 4000, "buffers": 0, "activations": [[8000, 0, 0]],
                    "activations_compiled": [[4000, 0, 0]]},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from remuda.agent.images.driver import OLDEST_DRIVERS, find_objection, parse
+from cavvy.agent.images.driver import OLDEST_DRIVERS, find_objection, parse
 
 REQUIRE = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535,driver<536"
 

@@ -1,4 +1,4 @@
-"""The base install stays small: what `pip install remuda` brings, by the metadata of what is installed here."""
+"""The base install stays small: what `pip install cavvy` brings, by the metadata of what is installed here."""
 
 import re
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -7,7 +7,7 @@ from pathlib import Path
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
-import remuda
+import cavvy
 
 PACKAGES, MEGABYTES = 40, 80
 
@@ -45,9 +45,9 @@ def size(files: Distribution) -> int:
 
 
 def test_the_base_install_is_small() -> None:
-    found = closure("remuda")
-    source = Path(remuda.__file__).parent
+    found = closure("cavvy")
+    source = Path(cavvy.__file__).parent
     own = sum(path.stat().st_size for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    total = own + sum(size(each) for name, each in found.items() if name != "remuda")
+    total = own + sum(size(each) for name, each in found.items() if name != "cavvy")
     assert len(found) <= PACKAGES, sorted(found)
     assert total <= MEGABYTES * 1_000_000, f"{total / 1e6:.1f} MB"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remuda.providers.base import NotFound, Refused
-from remuda.providers.hosts.herd.line import CannotConnect, Far, LinkLost
-from remuda.providers.join.line import JoinLine
-from remuda.providers.join.members import Members
+from cavvy.providers.base import NotFound, Refused
+from cavvy.providers.hosts.herd.line import CannotConnect, Far, LinkLost
+from cavvy.providers.join.line import JoinLine
+from cavvy.providers.join.members import Members
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.unit.test_kubernetes_reading import make_node
 
-from remuda.api.outside.certificate import load_certificate
-from remuda.providers.base import (
+from cavvy.api.outside.certificate import load_certificate
+from cavvy.providers.base import (
     Carrier,
     GangSpec,
     GangState,
@@ -24,13 +24,13 @@ from remuda.providers.base import (
     Refused,
     TryAgain,
 )
-from remuda.providers.kubernetes import MANIFEST
-from remuda.providers.kubernetes.calls import wire
-from remuda.providers.kubernetes.calls.api import Answered, Api
-from remuda.providers.kubernetes.calls.kubeconfig import Login, read_contexts
-from remuda.providers.kubernetes.policy import make_policy
-from remuda.providers.kubernetes.provider import KubernetesProvider
-from remuda.providers.registry import check_settings
+from cavvy.providers.kubernetes import MANIFEST
+from cavvy.providers.kubernetes.calls import wire
+from cavvy.providers.kubernetes.calls.api import Answered, Api
+from cavvy.providers.kubernetes.calls.kubeconfig import Login, read_contexts
+from cavvy.providers.kubernetes.policy import make_policy
+from cavvy.providers.kubernetes.provider import KubernetesProvider
+from cavvy.providers.registry import check_settings
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]
@@ -119,7 +119,7 @@ async def ask(config: str, home: Path) -> Object:
 
 @pytest.mark.parametrize("way", ["straight", "proxy", "proxy refuses"])
 def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(tmp_path: Path, way: str) -> None:
-    certificate = load_certificate(str(tmp_path / "tls.pem")).file  # of the name "remuda"
+    certificate = load_certificate(str(tmp_path / "tls.pem")).file  # of the name "cavvy"
     told: list[bytes] = []
 
     async def dig(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,7 +138,7 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(tmp_path: 
             cluster: Object = {
                 "server": f"https://127.0.0.1:{server.port}",
                 "certificate-authority": "tls.pem",
-                "tls-server-name": "remuda",
+                "tls-server-name": "cavvy",
             }
             if way != "straight":
                 cluster["proxy-url"] = f"http://ann:p%40ss@127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
@@ -289,7 +289,7 @@ def make_server() -> Server:
     return server
 
 
-FORBIDDEN = 'pods "remuda-check-" is forbidden: '
+FORBIDDEN = 'pods "cavvy-check-" is forbidden: '
 
 
 @pytest.mark.parametrize(
@@ -430,9 +430,9 @@ def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> No
             provider = make_provider(tmp_path, server.port, queue="gold")
             await provider.introduce()
             labels, annotations = (json.loads(server.sent[PODS])["metadata"][key] for key in ("labels", "annotations"))
-            assert labels["app.kubernetes.io/managed-by"] == "remuda"
-            assert labels["remuda/installation"] == provider.mark
-            assert labels["remuda/rank"] == "0"
+            assert labels["app.kubernetes.io/managed-by"] == "cavvy"
+            assert labels["cavvy/installation"] == provider.mark
+            assert labels["cavvy/rank"] == "0"
             assert labels["kueue.x-k8s.io/queue-name"] == "gold"
             assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "1"
             await provider.close()
@@ -497,7 +497,7 @@ def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
 
 
 def show_gang(server: Server, provider: KubernetesProvider, pods: Iterable[Object]) -> None:
-    labels = {"remuda/installation": provider.mark, "remuda/gang": "g", "remuda/rank": "0"}
+    labels = {"cavvy/installation": provider.mark, "cavvy/gang": "g", "cavvy/rank": "0"}
     data = {"nodes": "1", "asked_at": (NOW - timedelta(hours=1)).isoformat()}
     record = {"metadata": {"name": "g", "uid": "u", "labels": labels, "resourceVersion": "1"}, "data": data}
     core = "/api/v1/namespaces/default"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remuda.providers.kubernetes.pod import hold
-from remuda.providers.kubernetes.pod.hold import CLOSE, DATA, FRAME, OPEN, Hold
+from cavvy.providers.kubernetes.pod import hold
+from cavvy.providers.kubernetes.pod.hold import CLOSE, DATA, FRAME, OPEN, Hold
 
 
 @pytest.fixture

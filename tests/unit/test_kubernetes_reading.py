@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 import yaml
 
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import AcceleratorNeed, Resources, Task, Volume, VolumeKind
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import Carrier, GangSpec, GangState, Refused
-from remuda.providers.batch.shapes import RateOf
-from remuda.providers.kubernetes.calls.kubeconfig import Login, read_contexts
-from remuda.providers.kubernetes.cluster import Part, list_offers, promise, read_nodes, read_quantity, requested
-from remuda.providers.kubernetes.export import make_export
-from remuda.providers.kubernetes.pods import Owner, make_pod
-from remuda.providers.kubernetes.quota import limit
-from remuda.providers.kubernetes.sight import Record, look, why_hopeless
-from remuda.providers.kubernetes.wishes import read_wishes
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Carrier, GangSpec, GangState, Refused
+from cavvy.providers.batch.shapes import RateOf
+from cavvy.providers.kubernetes.calls.kubeconfig import Login, read_contexts
+from cavvy.providers.kubernetes.cluster import Part, list_offers, promise, read_nodes, read_quantity, requested
+from cavvy.providers.kubernetes.export import make_export
+from cavvy.providers.kubernetes.pods import Owner, make_pod
+from cavvy.providers.kubernetes.quota import limit
+from cavvy.providers.kubernetes.sight import Record, look, why_hopeless
+from cavvy.providers.kubernetes.wishes import read_wishes
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]
@@ -126,7 +126,7 @@ def make_pod_without_node(limits: dict[str, str], labels: dict[str, str]) -> Obj
 
 def test_pods_of_ours_that_have_no_node_yet_take_room() -> None:
     gpus, plain = make_node("a", {"nvidia.com/gpu": "8"}), make_node("b", {})
-    ours = {"app.kubernetes.io/managed-by": "remuda"}
+    ours = {"app.kubernetes.io/managed-by": "cavvy"}
     for limits, labels, left in (
         ({"nvidia.com/gpu": "6"}, ours, {"a": (2, 32), "b": (0, 64)}),
         ({}, ours, {"a": (8, 32), "b": (0, 64)}),
@@ -187,7 +187,7 @@ def test_wrong_settings_are_refused() -> None:
 
 def make_pod_seen(phase: str, state: Object, **more: Any) -> Object:
     return {
-        "metadata": {"name": "g-0", "uid": "u", "labels": {"remuda/rank": "0"}, **more.get("metadata", {})},
+        "metadata": {"name": "g-0", "uid": "u", "labels": {"cavvy/rank": "0"}, **more.get("metadata", {})},
         "spec": {"nodeName": more.get("node", "n1")},
         "status": {
             "phase": phase,
@@ -361,8 +361,8 @@ def expand(texts: Sequence[str], known: Mapping[str, str]) -> list[str]:
     return [re.sub(r"\$\$|\$\(([^)]*)\)", find, text) for text in texts]
 
 
-def test_an_export_runs_the_work_as_remuda_does() -> None:
-    run = 'false\n[[ $REMUDA_PARAM_FAST = true ]] && echo "$REMUDA_HOSTS $REMUDA_PARAM_TO_GO" && exit 7\n'
+def test_an_export_runs_the_work_as_cavvy_does() -> None:
+    run = 'false\n[[ $CAVVY_PARAM_FAST = true ]] && echo "$CAVVY_HOSTS $CAVVY_PARAM_TO_GO" && exit 7\n'
     task = Task(name="t", setup="echo set", run=run, nodes=2, params={"fast": True, "to_go": 3}, secrets=("KEY",))
     text = make_export(task, None, 2, read_wishes({}))
     assert "kubectl create secret generic t-secrets --from-literal=KEY=" in text.partition("apiVersion")[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.providers.local.tasks import find_engine
+from cavvy.providers.local.tasks import find_engine
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from remuda.store.objects.base import ObjectDenied, part_bytes
-from remuda.store.objects.places import merge_keys, open_place
-from remuda.store.objects.signing import AmazonKey
+from cavvy.store.objects.base import ObjectDenied, part_bytes
+from cavvy.store.objects.places import merge_keys, open_place
+from cavvy.store.objects.signing import AmazonKey
 
 NOW = datetime(2013, 5, 24, tzinfo=UTC)
 

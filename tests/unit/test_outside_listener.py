@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from remuda.api.home import Home, HomeError
-from remuda.api.outside.listener import listen_outside, read_listen, told_address
-from remuda.settings import Settings
+from cavvy.api.home import Home, HomeError
+from cavvy.api.outside.listener import listen_outside, read_listen, told_address
+from cavvy.settings import Settings
 
 
 def make_settings(home: Path, listen: str, advertise: str = "") -> Settings:

@@ -4,15 +4,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from remuda.domain.offers import Offer
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import Carrier, GangSpec, NoCapacity, ProviderError, Refused, TryAgain
-from remuda.providers.batch.rows import Phase, Unsure
-from remuda.providers.batch.seat import Done
-from remuda.providers.batch.shapes import Prices
-from remuda.providers.pbs.cluster import Queue, list_offers, read_cluster, read_size
-from remuda.providers.pbs.commands import read_row, sort_complaint
-from remuda.providers.pbs.script import Wishes, make_options, make_script, walltime
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Carrier, GangSpec, NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.batch.rows import Phase, Unsure
+from cavvy.providers.batch.seat import Done
+from cavvy.providers.batch.shapes import Prices
+from cavvy.providers.pbs.cluster import Queue, list_offers, read_cluster, read_size
+from cavvy.providers.pbs.commands import read_row, sort_complaint
+from cavvy.providers.pbs.script import Wishes, make_options, make_script, walltime
 
 NOW = datetime(2026, 11, 20, 7, 13, 11, tzinfo=UTC)
 WISHES = Wishes(account="", options=(), python="python3", warning_s=60, gpu_resource="gpu_type")
@@ -85,10 +85,10 @@ def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
 
 
 def test_what_is_asked_for() -> None:
-    options = " ".join(make_options(spec(nodes=3), Queue(name="q", longest=None), "remuda:x", WISHES))
+    options = " ".join(make_options(spec(nodes=3), Queue(name="q", longest=None), "cavvy:x", WISHES))
     assert "-l select=3:ncpus=8:mem=32768mb:ngpus=2:gpu_type=h100 -l place=scatter" in options
     assert "-r n" in options
-    assert "-v REMUDA_MARK=remuda:x" in options
+    assert "-v CAVVY_MARK=cavvy:x" in options
     assert "walltime" not in options
 
 

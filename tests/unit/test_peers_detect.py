@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from remuda.spec import parse_file
-from remuda.spec.fields.resources import RESOURCES
-from remuda.spec.fields.task import TASK
-from remuda.spec.peers import detect
-from remuda.spec.peers.detect import Dialect, find_dialect
-from remuda.spec.peers.skypilot.needs import NEEDS
-from remuda.spec.peers.skypilot.rules import TASK as SKYPILOT
-from remuda.spec.problems import Notes
-from remuda.spec.tree import compose_all
+from cavvy.spec import parse_file
+from cavvy.spec.fields.resources import RESOURCES
+from cavvy.spec.fields.task import TASK
+from cavvy.spec.peers import detect
+from cavvy.spec.peers.detect import Dialect, find_dialect
+from cavvy.spec.peers.skypilot.needs import NEEDS
+from cavvy.spec.peers.skypilot.rules import TASK as SKYPILOT
+from cavvy.spec.problems import Notes
+from cavvy.spec.tree import compose_all
 
 
 def find(text: str) -> Dialect:
@@ -23,20 +23,20 @@ def find(text: str) -> Dialect:
 @pytest.mark.parametrize(
     ("text", "dialect"),
     [
-        ("run: x", Dialect.REMUDA),
-        ("run: x\nresources: {memory: 8}", Dialect.REMUDA),
-        ("run: x\nresources: {gpu: H100}", Dialect.REMUDA),
-        ("run: x\nnodes: 2\nresources: {accelerators: H100}", Dialect.REMUDA),
-        ("run: x\nenv: {}\nnum_nodes: 2", Dialect.REMUDA),
-        ("type: task\nrun: x", Dialect.REMUDA),
-        ("- a", Dialect.REMUDA),
-        ("run: x\n---\nrun: y", Dialect.REMUDA),
+        ("run: x", Dialect.CAVVY),
+        ("run: x\nresources: {memory: 8}", Dialect.CAVVY),
+        ("run: x\nresources: {gpu: H100}", Dialect.CAVVY),
+        ("run: x\nnodes: 2\nresources: {accelerators: H100}", Dialect.CAVVY),
+        ("run: x\nenv: {}\nnum_nodes: 2", Dialect.CAVVY),
+        ("type: task\nrun: x", Dialect.CAVVY),
+        ("- a", Dialect.CAVVY),
+        ("run: x\n---\nrun: y", Dialect.CAVVY),
         ("run: x\nresources: {accelerators: H100}", Dialect.SKYPILOT),
         ("num_nodes: 2\nrun: x", Dialect.SKYPILOT),
         ("run: echo ${SKYPILOT_NODE_RANK}", Dialect.SKYPILOT),
         ("run: x\nenvs: {A: b}", Dialect.SKYPILOT),
         ("run: x\nsecrets: {A: b}", Dialect.SKYPILOT),
-        ("run: x\nsecrets: [A]", Dialect.REMUDA),
+        ("run: x\nsecrets: [A]", Dialect.CAVVY),
         ("name: a\n---\nrun: x\nresources: {cpus: 1}", Dialect.SKYPILOT),
         ("name: a\nexecution: parallel\n---\nname: b\nrun: x", Dialect.SKYPILOT),
         ("name: v\ntype: k8s-pvc\nsize: 10Gi", Dialect.SKYPILOT),
@@ -52,15 +52,13 @@ def test_whose_file_it_is(text: str, dialect: Dialect) -> None:
 
 def test_ours_is_read_as_ever() -> None:
     found = parse_file("run: x\nresources: {gpu: H100:8}")
-    assert (found.kind, found.what, found.kept) == ("Remuda", "task", ())
+    assert (found.kind, found.what, found.kept) == ("Cavvy", "task", ())
     assert found.task is not None
     assert found.task.resources.accelerators[0].name == "H100"
 
 
 def test_importing_the_room_reads_none_of_the_rules() -> None:
-    code = (
-        "import sys, remuda.spec; print([n for n in sys.modules if 'yaml' in n or 'shapes' in n or 'spec.tree' in n])"
-    )
+    code = "import sys, cavvy.spec; print([n for n in sys.modules if 'yaml' in n or 'shapes' in n or 'spec.tree' in n])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

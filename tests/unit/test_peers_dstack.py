@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from remuda.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Workdir
-from remuda.domain.units import HourlyRate
-from remuda.spec import SpecError, Translation, parse_file, parse_task
-from remuda.spec.peers.dstack.tasks import join_commands
+from cavvy.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Workdir
+from cavvy.domain.units import HourlyRate
+from cavvy.spec import SpecError, Translation, parse_file, parse_task
+from cavvy.spec.peers.dstack.tasks import join_commands
 
 FULL = """\
 type: task

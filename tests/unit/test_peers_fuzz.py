@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.spec import SpecError, parse_file, parse_task
-from remuda.spec.peers.dstack.rules import TASK as DSTACK
-from remuda.spec.peers.dstack.services import FLEET, SERVICE
-from remuda.spec.peers.shapes import Items, Keys, OneOf, Shape
-from remuda.spec.peers.skypilot.rules import TASK as SKYPILOT
+from cavvy.spec import SpecError, parse_file, parse_task
+from cavvy.spec.peers.dstack.rules import TASK as DSTACK
+from cavvy.spec.peers.dstack.services import FLEET, SERVICE
+from cavvy.spec.peers.shapes import Items, Keys, OneOf, Shape
+from cavvy.spec.peers.skypilot.rules import TASK as SKYPILOT
 
 
 def list_keys(shape: object) -> set[str]:

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from remuda.cli.plan import command as plan
-from remuda.cli.validate import command as validate
-from remuda.spec import parse_task
-from remuda.spec.peers.dstack.rules import RUN as DSTACK
-from remuda.spec.peers.prologue import VARIABLES
-from remuda.spec.peers.skypilot.needs import NEEDS
-from remuda.spec.peers.skypilot.rules import TASK_KEYS as SKYPILOT
+from cavvy.cli.plan import command as plan
+from cavvy.cli.validate import command as validate
+from cavvy.spec import parse_task
+from cavvy.spec.peers.dstack.rules import RUN as DSTACK
+from cavvy.spec.peers.prologue import VARIABLES
+from cavvy.spec.peers.skypilot.needs import NEEDS
+from cavvy.spec.peers.skypilot.rules import TASK_KEYS as SKYPILOT
 
 NODE = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "REMUDA_HOSTS": "10.0.0.1,10.0.0.2",
-    "REMUDA_JOB": "train",
-    "REMUDA_JOB_ID": "01abc",
-    "REMUDA_ATTEMPT": "1",
-    "REMUDA_PROJECT": "default",
+    "CAVVY_HOSTS": "10.0.0.1,10.0.0.2",
+    "CAVVY_JOB": "train",
+    "CAVVY_JOB_ID": "01abc",
+    "CAVVY_ATTEMPT": "1",
+    "CAVVY_PROJECT": "default",
     "MASTER_ADDR": "10.0.0.1",
     "NODE_RANK": "1",
     "NNODES": "2",
@@ -47,7 +47,7 @@ def test_skypilot_s_variables(shell: str, tmp_path: Path) -> None:
     echoes = "\n".join(f'  echo "${{SKYPILOT_{"NODE_" if name == "RANK" else ""}{name}}}"' for name in names)
     text = f'resources: {{accelerators: H100:8}}\nrun: |\n  false\n{echoes}\n  echo "$SKYPILOT_NODE_IPS" | sed -n 2p\n'
     done = execute(parse_task(text).run, shell, tmp_path)
-    assert done.stdout.split() == ["1", "2", "8", "remuda-01abc", "10.0.0.2"]
+    assert done.stdout.split() == ["1", "2", "8", "cavvy-01abc", "10.0.0.2"]
     assert done.returncode == 0
 
 
@@ -107,7 +107,7 @@ def test_validate_tells_what_is_kept(folder: Path) -> None:
     assert result.stdout.startswith("a.yaml is a task of SkyPilot, and is fine as one.\n")
     assert "not honoured: line 2: `resources.local_disk`: " in result.stdout
     assert "note: line 2: `resources.disk_tier`: " in result.stdout
-    assert "`remuda run` would refuse it" in result.stdout
+    assert "`cavvy run` would refuse it" in result.stdout
 
 
 def test_validate_for_programs(folder: Path) -> None:

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from remuda.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Transfer, Workdir
-from remuda.domain.units import HourlyRate
-from remuda.spec import SpecError, Translation, parse_file, parse_task
+from cavvy.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Transfer, Workdir
+from cavvy.domain.units import HourlyRate
+from cavvy.spec import SpecError, Translation, parse_file, parse_task
 
 FULL = """\
 name: train_it

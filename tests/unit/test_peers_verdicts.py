@@ -5,8 +5,8 @@ Each verdict is that of SkyPilot 0.14.1 and dstack 0.22.5, which `scripts/peers/
 
 import pytest
 
-from remuda.spec import SpecError, parse_file, parse_task
-from remuda.spec.peers.detect import Dialect
+from cavvy.spec import SpecError, parse_file, parse_task
+from cavvy.spec.peers.detect import Dialect
 
 SKYPILOT = "run: x\nnum_nodes: 1\n"
 DSTACK = "type: task\ncommands: [x]\n"

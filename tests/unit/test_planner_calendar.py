@@ -5,9 +5,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from remuda.domain.tasks import Span, Window
-from remuda.domain.units import HourlyRate
-from remuda.planner.calendar import Interval, choose_start, find_interval, next_time, parse_cron, to_utc
+from cavvy.domain.tasks import Span, Window
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.calendar import Interval, choose_start, find_interval, next_time, parse_cron, to_utc
 
 BERLIN = ZoneInfo("Europe/Berlin")  # clocks go forward on 2027-03-28 at 02:00 and back on 2027-10-31 at 03:00
 NEW_YORK = ZoneInfo("America/New_York")

@@ -1,4 +1,4 @@
-"""`remuda plan` over a small snapshot and without any server."""
+"""`cavvy plan` over a small snapshot and without any server."""
 
 import csv
 import io
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remuda.cli.plan import command
-from remuda.cli.task import offered
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.places import VolumePlace
-from remuda.domain.units import HourlyRate, Money
-from remuda.providers.base import Manifest, Refused
-from remuda.store.snapshot import choose
-from remuda.store.snapshot.writer import EgressPrice, write_snapshot
+from cavvy.cli.plan import command
+from cavvy.cli.task import offered
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.places import VolumePlace
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.base import Manifest, Refused
+from cavvy.store.snapshot import choose
+from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
 
 TODAY = date(2026, 1, 1)
 WORK = "work: {samples: 36000, rates: {L4: 1, H100: 8}}\n"
@@ -55,8 +55,8 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_snapshot(tmp_path / "catalog.db", offers, egress, as_of=TODAY)
     (tmp_path / "settings.toml").write_text("[providers.local]\nenabled = false\n")
     monkeypatch.setattr(choose, "SHIPPED", tmp_path / "catalog.db")
-    monkeypatch.setenv("REMUDA_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("REMUDA_CONFIG", str(tmp_path / "settings.toml"))
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CAVVY_CONFIG", str(tmp_path / "settings.toml"))
     return tmp_path
 
 
@@ -110,7 +110,7 @@ def test_the_table_says_what_it_rests_on_and_why_others_do_not_fit(planned: Path
     assert result.exit_code == 0
     assert "by expected total" in result.stdout
     assert "[1] preempted about every 5h00m (assumed)" in result.stdout
-    assert "3 offers that fit; list prices of 2026-01-01; `remuda run` can use none" in result.stdout
+    assert "3 offers that fit; list prices of 2026-01-01; `cavvy run` can use none" in result.stdout
     assert "2 of 5 offers do not fit" in result.stdout
     assert "accept H100:1 of 80 GiB in resources.gpu" in result.stdout
 
@@ -287,9 +287,9 @@ def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_plan_names_only_configured_places_that_have_what_the_wish_needs(farm: Path) -> None:
-    assert "`remuda run` can use none of them: farm has no such place" in run(farm, "resources: {gpu: L4}\n").stdout
+    assert "`cavvy run` can use none of them: farm has no such place" in run(farm, "resources: {gpu: L4}\n").stdout
     shown = run(farm, "resources:\n  any_of: [{gpu: L4}, {cpu: 1}]\n").stdout
-    assert ["none" in line for line in shown.splitlines() if "`remuda run` can use" in line] == [True, False]
+    assert ["none" in line for line in shown.splitlines() if "`cavvy run` can use" in line] == [True, False]
     late = run(farm, "resources: {cpu: 1}\nwork: {samples: 36000, rates: {cpu: 1}}\nlimits: {deadline: 1h}\n").stdout
     assert "can use farm" not in late
 

@@ -7,12 +7,12 @@ from math import inf
 
 import pytest
 
-from remuda.domain.jobs import Attempt
-from remuda.domain.markets import Observation, Sight
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.planner.courses import (
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.markets import Observation, Sight
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.courses import (
     AHEAD,
     NOT_AHEAD,
     Advice,
@@ -23,8 +23,8 @@ from remuda.planner.courses import (
     is_about_as_cheap,
     share_done,
 )
-from remuda.planner.markets import Knowledge
-from remuda.planner.spot.view import Decision, Mode, Policy, Terms, View
+from cavvy.planner.markets import Knowledge
+from cavvy.planner.spot.view import Decision, Mode, Policy, Terms, View
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)

@@ -2,11 +2,11 @@
 
 from datetime import timedelta
 
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Task, Work
-from remuda.domain.units import HourlyRate
-from remuda.planner.elsewhere import compare_elsewhere
-from remuda.planner.work import MACHINE_START
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task, Work
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.elsewhere import compare_elsewhere
+from cavvy.planner.work import MACHINE_START
 
 HOUR = timedelta(hours=1)
 

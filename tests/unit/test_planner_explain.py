@@ -5,13 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from remuda.catalog.query import Constraint, Matches, NearMiss
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import AcceleratorNeed, Limits, Resources, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.planner.explain import FIELDS, Rejection, explain, say_no_offer, wish
-from remuda.planner.placements import Plan
-from remuda.planner.rank import plan
+from cavvy.catalog.query import Constraint, Matches, NearMiss
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.explain import FIELDS, Rejection, explain, say_no_offer, wish
+from cavvy.planner.placements import Plan
+from cavvy.planner.rank import plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = Plan(placements=(), considered=0, kept=0)

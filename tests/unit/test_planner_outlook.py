@@ -5,14 +5,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from remuda.domain.markets import Observation, Sight, Tally
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.planner.courses import Setting, Standpoint, advise, find_setting
-from remuda.planner.markets import Knowledge, Standing, resting_until, standings_of
-from remuda.planner.outlook import foresee
-from remuda.planner.spot.view import Mode
+from cavvy.domain.markets import Observation, Sight, Tally
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.courses import Setting, Standpoint, advise, find_setting
+from cavvy.planner.markets import Knowledge, Standing, resting_until, standings_of
+from cavvy.planner.outlook import foresee
+from cavvy.planner.spot.view import Mode
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from remuda.catalog.notices import SPOT_NOTICES
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import Checkpoint, Task
-from remuda.domain.units import HourlyRate
-from remuda.planner.pace import FAILURES_PER_NODE_HOUR, Losses, fit_notice, is_news, loss_rate, make_pace, say_fit
-from remuda.planner.rank import warn_of_notices
-from remuda.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
+from cavvy.catalog.notices import SPOT_NOTICES
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Checkpoint, Task
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.pace import FAILURES_PER_NODE_HOUR, Losses, fit_notice, is_news, loss_rate, make_pace, say_fit
+from cavvy.planner.rank import warn_of_notices
+from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
 
 SECOND = timedelta(seconds=1)
 

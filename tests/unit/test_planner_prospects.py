@@ -3,10 +3,10 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from remuda.domain.jobs import Course, Job
-from remuda.domain.offers import Offer
-from remuda.domain.places import Host, VolumePlace
-from remuda.domain.tasks import (
+from cavvy.domain.jobs import Course, Job
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Host, VolumePlace
+from cavvy.domain.tasks import (
     AcceleratorNeed,
     Checkpoint,
     Limits,
@@ -16,9 +16,9 @@ from remuda.domain.tasks import (
     VolumeKind,
     Work,
 )
-from remuda.domain.units import HourlyRate, Money
-from remuda.planner.placements import Situation
-from remuda.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, match, unite
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.placements import Situation
+from cavvy.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, match, unite
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOST = Host(name="here/a", cpus=4, memory_mib=4096)

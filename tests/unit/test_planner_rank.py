@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Task, Transfer, Work
-from remuda.domain.units import HourlyRate, Money
-from remuda.planner.placements import Limit, Objective, Situation, View
-from remuda.planner.rank import plan, rank
-from remuda.planner.work import MACHINE_START
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Task, Transfer, Work
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.placements import Limit, Objective, Situation, View
+from cavvy.planner.rank import plan, rank
+from cavvy.planner.work import MACHINE_START
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

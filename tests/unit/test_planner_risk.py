@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.domain.tasks import Checkpoint
-from remuda.planner.risk import CHECKPOINT_COST, HOPELESS, checkpoint_interval, chosen_interval, disturb
+from cavvy.domain.tasks import Checkpoint
+from cavvy.planner.risk import CHECKPOINT_COST, HOPELESS, checkpoint_interval, chosen_interval, disturb
 
 HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)

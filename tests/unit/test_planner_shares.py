@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.domain.offers import Offer
-from remuda.domain.places import Host
-from remuda.domain.tasks import AcceleratorNeed, Resources, Task
-from remuda.domain.units import HourlyRate
-from remuda.planner.shares import fits_empty, smallest_shares
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Host
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.shares import fits_empty, smallest_shares
 
 CPU_TASK = Task(name="t", run="true")
 GPU_TASK = Task(name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(),)))

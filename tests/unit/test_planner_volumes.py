@@ -2,11 +2,11 @@
 
 import pytest
 
-from remuda.domain.offers import Offer
-from remuda.domain.places import VolumePlace
-from remuda.domain.tasks import Task, Volume, VolumeKind
-from remuda.domain.units import HourlyRate
-from remuda.planner.volumes import explain_misplaced
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import VolumePlace
+from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.volumes import explain_misplaced
 
 
 def offer(region: str = "r1", zone: str | None = None) -> Offer:

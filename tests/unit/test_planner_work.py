@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from remuda.catalog.accelerators import Precision, find_accelerator
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import AcceleratorNeed, Resources, Task, Work
-from remuda.domain.units import HourlyRate
-from remuda.planner.work import CPU_PEAK_FP32, MACHINE_START, SHARED_HOST_START, estimate, start_time
+from cavvy.catalog.accelerators import Precision, find_accelerator
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Work
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.work import CPU_PEAK_FP32, MACHINE_START, SHARED_HOST_START, estimate, start_time
 
 
 def make_offer(accelerator: str | None = None, count: int = 1, vcpus: float = 8, memory_mib: int = 0) -> Offer:

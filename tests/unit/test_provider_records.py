@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from remuda.providers.hosts.records import Exit, read, write
+from cavvy.providers.hosts.records import Exit, read, write
 
 
 def test_two_that_write_one_record_at_once_do_not_take_each_others_file(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from remuda.providers.base import GangSeen, GangState, Refused, TryAgain
-from remuda.providers.batch import several
-from remuda.providers.batch.several import Parts, introduce_all, look_at_all, remove_from_all
+from cavvy.providers.base import GangSeen, GangState, Refused, TryAgain
+from cavvy.providers.batch import several
+from cavvy.providers.batch.several import Parts, introduce_all, look_at_all, remove_from_all
 
 SEEN = GangSeen(name="rm-1", state=GangState.RUNNING)
 

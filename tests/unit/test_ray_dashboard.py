@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Scalar
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import Carrier, GangSpec, GangState, Outside, ProviderContext, Refused, TryAgain
-from remuda.providers.ray import MANIFEST
-from remuda.providers.ray.entry import GANG, INSTALLATION, NODES, job_name
-from remuda.providers.ray.far import hold
-from remuda.providers.ray.provider import RayProvider
-from remuda.providers.registry import check_settings
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Carrier, GangSpec, GangState, Outside, ProviderContext, Refused, TryAgain
+from cavvy.providers.ray import MANIFEST
+from cavvy.providers.ray.entry import GANG, INSTALLATION, NODES, job_name
+from cavvy.providers.ray.far import hold
+from cavvy.providers.ray.provider import RayProvider
+from cavvy.providers.registry import check_settings
 
 NODE = {
     "node_id": "n1",
@@ -136,7 +136,7 @@ def test_a_gang_has_not_ended_before_its_last_words_are_read(
     dashboard, _ = dashboards
     up = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
     ended = {"event": "ended", "rank": 0, "code": 0, "exit": {"exit_code": 7}, "said": "", "at": 1777636830.0}
-    words = "".join(f"remuda {json.dumps(each)}\n" for each in (up, ended))
+    words = "".join(f"cavvy {json.dumps(each)}\n" for each in (up, ended))
 
     async def look(log: tuple[int, object], provider: RayProvider) -> tuple[GangState, int | None]:
         dashboard.show(provider, "rm-1", "SUCCEEDED", log)
@@ -162,8 +162,8 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
     dashboard, _ = dashboards
     up = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
     ended = {"event": "ended", "rank": 0, "code": 0, "exit": {"exit_code": 7}, "said": "", "at": 1777636830.0}
-    before = f"remuda {json.dumps(up)}\n"
-    after = f"{before}remuda {json.dumps(ended)}\n"
+    before = f"cavvy {json.dumps(up)}\n"
+    after = f"{before}cavvy {json.dumps(ended)}\n"
 
     async def story() -> None:
         provider, _ = make(tmp_path, lab=dashboard.url)

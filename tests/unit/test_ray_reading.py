@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from remuda.domain.offers import Offer, Purchase
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import Carrier, GangSpec, GangState, Outside, Refused
-from remuda.providers.batch.shapes import RateOf
-from remuda.providers.ray.books import Record
-from remuda.providers.ray.cluster import list_offers, make_bundle, name_accelerator, promise, read_nodes
-from remuda.providers.ray.entry import Wishes, make_job
-from remuda.providers.ray.provider import read_addresses
-from remuda.providers.ray.sight import as_seen, end, judge, read_log
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Carrier, GangSpec, GangState, Outside, Refused
+from cavvy.providers.batch.shapes import RateOf
+from cavvy.providers.ray.books import Record
+from cavvy.providers.ray.cluster import list_offers, make_bundle, name_accelerator, promise, read_nodes
+from cavvy.providers.ray.entry import Wishes, make_job
+from cavvy.providers.ray.provider import read_addresses
+from cavvy.providers.ray.sight import as_seen, end, judge, read_log
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 GIB = 1 << 30
@@ -103,8 +103,8 @@ def test_nodes_that_may_be_taken_back_are_spot() -> None:
 
 
 def log(*events: dict[str, Any]) -> str:
-    lines = ["Running entrypoint for job x", *("remuda " + json.dumps({"at": NOW.timestamp(), **e}) for e in events)]
-    return "\n".join([*lines, 'remuda {"event": "ended", "ra'])  # the last one is being written
+    lines = ["Running entrypoint for job x", *("cavvy " + json.dumps({"at": NOW.timestamp(), **e}) for e in events)]
+    return "\n".join([*lines, 'cavvy {"event": "ended", "ra'])  # the last one is being written
 
 
 def up(rank: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason"
         ("SUCCEEDED", [LOST], "its node is lost: gone", False),
         ("SUCCEEDED", [TAKEN], "Ray took the node back: it was preempted", True),
         ("SUCCEEDED", [BAD], "exit code 3", False),
-        ("STOPPED", [], "its job was stopped in Ray, not by Remuda", True),
+        ("STOPPED", [], "its job was stopped in Ray, not by Cavvy", True),
         ("FAILED", [], "its Ray job failed: the head said so", False),
         ("FAILED", [{"event": "refused", "why": "taken"}], "Ray could not place all of it: taken", False),
     ],
@@ -172,7 +172,7 @@ def test_a_job_holds_no_secret() -> None:
         name="rm-1", installation="i", offer=offer, nodes=2, carrier=Carrier(address="unix:/x", token="secret"),
         lease=timedelta(hours=1), labels={"team": "a b"},
     )  # fmt: skip
-    wishes = Wishes(namespace="remuda", python="python", folder="~/.remuda-ray", spread=True, wait=False)
+    wishes = Wishes(namespace="cavvy", python="python", folder="~/.cavvy-ray", spread=True, wait=False)
     job = make_job(gang, "mark", ray_node, outside, wishes, mixed=True)
     assert "claim-" not in json.dumps(job)
     assert "secret" not in json.dumps(job) + shelved[0].decode()

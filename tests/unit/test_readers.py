@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from remuda.cli.main import cli
-from remuda.readers import open_samples, write_shards
-from remuda.readers.records import masked_crc
-from remuda.train import Data
+from cavvy.cli.main import cli
+from cavvy.readers import open_samples, write_shards
+from cavvy.readers.records import masked_crc
+from cavvy.train import Data
 
 COUNT = 23
 

@@ -1,4 +1,4 @@
-"""`remuda check` over the providers that are installed."""
+"""`cavvy check` over the providers that are installed."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remuda.cli.check import command
-from remuda.cli.main import cli
-from remuda.domain.offers import Offer
-from remuda.domain.units import HourlyRate
+from cavvy.cli.check import command
+from cavvy.cli.main import cli
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
 
 PRAIRIE = """
-from remuda.providers.base import Feature, Manifest, Refused
+from cavvy.providers.base import Feature, Manifest, Refused
 MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org", lacks={Feature.IMAGE: "only grass"})
 class Prairie:
     manifest = MANIFEST
@@ -32,10 +32,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info = tmp_path / "prairie-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prairie\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[remuda.providers]\nprairie = prairie_checked\n")
+    (info / "entry_points.txt").write_text("[cavvy.providers]\nprairie = prairie_checked\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("REMUDA_CONFIG", str(file))
-    monkeypatch.setenv("REMUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CAVVY_CONFIG", str(file))
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
     return file
 
 
@@ -111,7 +111,7 @@ def test_a_place_that_could_run_nothing_is_not_ready(
     async def introduce(self: object) -> list[tuple[str, str]]:
         return [("version", "9")]
 
-    monkeypatch.setattr("remuda.providers.ray.provider.RayProvider.introduce", introduce)
+    monkeypatch.setattr("cavvy.providers.ray.provider.RayProvider.introduce", introduce)
     settings.write_text(f"[providers.{name}]\n")
     shown = json.loads(check(name, "-o", "json").output)
     assert shown["state"] == "fails"
@@ -126,7 +126,7 @@ def test_a_plan_takes_places_whose_nodes_call_the_server(
     async def offers(self: object) -> list[Offer]:
         return [Offer(provider="ray", region="main", instance_type="cpu", vcpus=4, rate=HourlyRate(0))]
 
-    monkeypatch.setattr("remuda.providers.ray.provider.RayProvider.offers", offers)
+    monkeypatch.setattr("cavvy.providers.ray.provider.RayProvider.offers", offers)
     task = tmp_path / "task.yaml"
     task.write_text("resources: {providers: ray}\nrun: 'true'\n")
     for server, told in (("", "tls_listen"), ('[server]\ntls_listen = "10.1.2.3:7443"\n', "can use ray")):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from remuda.providers import registry
-from remuda.providers.base import Manifest, Setting, SettingKind
-from remuda.providers.registry import BadSettings, check_settings, enabled, list_known, load, manifests
+from cavvy.providers import registry
+from cavvy.providers.base import Manifest, Setting, SettingKind
+from cavvy.providers.registry import BadSettings, check_settings, enabled, list_known, load, manifests
 
 MANIFEST = Manifest(
     name="meadow",
@@ -22,7 +22,7 @@ MANIFEST = Manifest(
     ),
 )
 THIRD_PARTY = """
-from remuda.providers.base import Manifest
+from cavvy.providers.base import Manifest
 MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org")
 def make(context):
     return (MANIFEST.name, context.installation, context.home, dict(context.settings))
@@ -36,7 +36,7 @@ def prairie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     info = tmp_path / "prairie-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prairie\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[remuda.providers]\nprairie = prairie_provider\n")
+    (info / "entry_points.txt").write_text("[cavvy.providers]\nprairie = prairie_provider\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("prairie_provider", None)
@@ -114,7 +114,7 @@ def test_every_own_provider_says_who_it_is() -> None:
 def test_the_reference_page_is_fresh_and_complete() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "providers.md"
     assert page.read_text() == registry.settings_page(), (
-        "run `python -m remuda.providers.registry > docs/reference/providers.md`"
+        "run `python -m cavvy.providers.registry > docs/reference/providers.md`"
     )
     for manifest in manifests():
         for setting in manifest.settings:

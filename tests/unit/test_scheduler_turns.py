@@ -8,14 +8,14 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.domain.jobs import Job
-from remuda.domain.offers import Offer
-from remuda.domain.places import Hold, Host
-from remuda.domain.tasks import AcceleratorNeed, Resources, Task
-from remuda.domain.units import HourlyRate
-from remuda.scheduler.packing import Owner, hold_for, holds_for, host_of
-from remuda.scheduler.pools import count_left, pool_of, take
-from remuda.scheduler.turns import Capacity, Place, Stay, Turns, Waiting
+from cavvy.domain.jobs import Job
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Hold, Host
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.units import HourlyRate
+from cavvy.scheduler.packing import Owner, hold_for, holds_for, host_of
+from cavvy.scheduler.pools import count_left, pool_of, take
+from cavvy.scheduler.turns import Capacity, Place, Stay, Turns, Waiting
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOST = Host(name="local/me", cpus=4, memory_mib=8192, devices=("a", "b", "c", "d"))

@@ -4,31 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from remuda import settings
-from remuda.settings import SETTINGS, SettingsError
+from cavvy import settings
+from cavvy.settings import SETTINGS, SettingsError
 
 
 def env(tmp_path: Path, text: str | None = None, **extra: str) -> dict[str, str]:
     given = {"HOME": str(tmp_path), **extra}
     if text is not None:
         (tmp_path / "s.toml").write_text(text)
-        given["REMUDA_CONFIG"] = str(tmp_path / "s.toml")
+        given["CAVVY_CONFIG"] = str(tmp_path / "s.toml")
     return given
 
 
 def test_defaults_need_no_file(tmp_path: Path) -> None:
     found = settings.load(env(tmp_path))
-    assert found == settings.load(env(tmp_path, REMUDA_CONFIG="", REMUDA_HOME=""))  # an empty variable is none
-    assert found.home == tmp_path / ".remuda"
+    assert found == settings.load(env(tmp_path, CAVVY_CONFIG="", CAVVY_HOME=""))  # an empty variable is none
+    assert found.home == tmp_path / ".cavvy"
     assert found.values == {setting.name: setting.default for setting in SETTINGS}
     assert found.providers == {}
 
 
 def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
     text = "[server]\nidle_stop_s = 5\nlog_mib = 3\n[providers.local]\nprice_usd_hr = 3.6\n"
-    found = settings.load(
-        env(tmp_path, text, REMUDA_SERVER_IDLE_STOP_S="7", REMUDA_PROVIDERS_LOCAL_PRICE_USD_HR="1.25")
-    )
+    found = settings.load(env(tmp_path, text, CAVVY_SERVER_IDLE_STOP_S="7", CAVVY_PROVIDERS_LOCAL_PRICE_USD_HR="1.25"))
     assert found.whole("server.idle_stop_s") == 7
     assert found.whole("server.log_mib") == 3
     assert found.providers == {"local": {"price_usd_hr": 1.25}}
@@ -59,30 +57,28 @@ def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str, said: str) 
 
 
 def test_a_wrong_variable_names_itself(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="REMUDA_SERVER_IDLE_STOP_S") as caught:
-        settings.load(env(tmp_path, REMUDA_SERVER_IDLE_STOP_S="soon"))
+    with pytest.raises(SettingsError, match="CAVVY_SERVER_IDLE_STOP_S") as caught:
+        settings.load(env(tmp_path, CAVVY_SERVER_IDLE_STOP_S="soon"))
     assert "600" in caught.value.hint
     with pytest.raises(SettingsError, match=r"server\.idl_stop_s"):
-        settings.load(env(tmp_path, REMUDA_SERVER_IDL_STOP_S="7"))
+        settings.load(env(tmp_path, CAVVY_SERVER_IDL_STOP_S="7"))
 
 
 def test_variables_of_a_running_task_are_no_settings(tmp_path: Path) -> None:
-    given = env(tmp_path, REMUDA_JOB="x", REMUDA_PARAM_LR="0.1", REMUDA_CHECKPOINT_DIR="/c", REMUDA_HOME="/h")
+    given = env(tmp_path, CAVVY_JOB="x", CAVVY_PARAM_LR="0.1", CAVVY_CHECKPOINT_DIR="/c", CAVVY_HOME="/h")
     assert settings.load(given).home == Path("/h")
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no such file"):
-        settings.load({"HOME": str(tmp_path), "REMUDA_CONFIG": str(tmp_path / "none.toml")})
+        settings.load({"HOME": str(tmp_path), "CAVVY_CONFIG": str(tmp_path / "none.toml")})
 
 
 def test_text_settings_take_a_variable_as_it_is(tmp_path: Path) -> None:
-    found = settings.load(env(tmp_path, REMUDA_SERVER_LISTEN="127.0.0.1:0"))
+    found = settings.load(env(tmp_path, CAVVY_SERVER_LISTEN="127.0.0.1:0"))
     assert found.text("server.listen") == "127.0.0.1:0"
 
 
 def test_every_setting_is_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
-    assert page.read_text("utf-8") == settings.reference(), (
-        "run: python -m remuda.settings > docs/reference/settings.md"
-    )
+    assert page.read_text("utf-8") == settings.reference(), "run: python -m cavvy.settings > docs/reference/settings.md"

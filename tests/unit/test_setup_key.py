@@ -5,10 +5,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from remuda.control.agents.work import setup_key
-from remuda.domain.jobs import Job, Origin
-from remuda.domain.tasks import Task, Workdir
-from remuda.spec.uses import explain_unused, is_used
+from cavvy.control.agents.work import setup_key
+from cavvy.domain.jobs import Job, Origin
+from cavvy.domain.tasks import Task, Workdir
+from cavvy.spec.uses import explain_unused, is_used
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FILES = {"requirements.txt": "torch", "train.py": "x", "src/pkg/a.c": "int a;", "src/pkgs": "no"}
@@ -66,7 +66,7 @@ def test_what_else_a_setup_can_see_counts() -> None:
 def test_parameters_count_where_the_setup_names_their_variables() -> None:
     other = {"lr": 0.2}
     assert key(manifest()) == key(manifest(), params=other)
-    named = "make LR=$REMUDA_PARAM_LR"
+    named = "make LR=$CAVVY_PARAM_LR"
     assert key(manifest(), setup=named) != key(manifest(), setup=named, params=other)
 
 

@@ -1,4 +1,4 @@
-"""`remuda simulate` from the command line, on small made-up records."""
+"""`cavvy simulate` from the command line, on small made-up records."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remuda.cli.main import cli
+from cavvy.cli.main import cli
 
 
 def run(*arguments: str) -> Result:

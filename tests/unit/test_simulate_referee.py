@@ -1,4 +1,4 @@
-"""From the JSON of `remuda simulate spot --segments` and the trace file alone, a referee outside the product works out
+"""From the JSON of `cavvy simulate spot --segments` and the trace file alone, a referee outside the product works out
 cost, deadline and optimum again.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from remuda.cli.main import cli
+from cavvy.cli.main import cli
 
 TICK_S, WORK, OVERHEAD, SPOT = 600, 36, 3, 0.4  # lengths in ticks, spot over on-demand
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remuda.cli.simulate import command
-from remuda.sim.traces.readers import TraceError
-from remuda.sim.traces.scenario import read_scenario
+from cavvy.cli.simulate import command
+from cavvy.sim.traces.readers import TraceError
+from cavvy.sim.traces.scenario import read_scenario
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/simulate.md"
 ONE = """

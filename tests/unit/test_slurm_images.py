@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import ImageBuild, Task, Volume, VolumeKind
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import Carrier, GangSpec, Refused
-from remuda.providers.slurm.manifest import MANIFEST, with_containers
-from remuda.providers.slurm.script import make_script, name_for_enroot
-from remuda.spec.honoured import refusals
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import ImageBuild, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Carrier, GangSpec, Refused
+from cavvy.providers.slurm.manifest import MANIFEST, with_containers
+from cavvy.providers.slurm.script import make_script, name_for_enroot
+from cavvy.spec.honoured import refusals
 
 OFFER = Offer(
     provider="slurm", region="c", instance_type="cpu", vcpus=4, memory_mib=4096, rate=HourlyRate(0)
@@ -50,7 +50,7 @@ def test_an_unknown_way_is_refused() -> None:
 
 def test_pyxis_runs_the_step_in_the_image() -> None:
     text = make_script(gang("nvcr.io/nvidia/pytorch:24.01-py3"), "/f/agent", "/f/g 1", "python3", pyxis=True)
-    assert "REMUDA_BOXED=1 srun" in text
+    assert "CAVVY_BOXED=1 srun" in text
     assert " '--container-image=nvcr.io#nvidia/pytorch:24.01-py3'" in text
     assert " '--container-mounts=/f/agent:/f/agent,/f/g 1:/f/g 1,/scratch:/data:ro'" in text
     assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0

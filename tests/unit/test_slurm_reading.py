@@ -5,19 +5,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from remuda.domain.offers import Purchase
-from remuda.domain.units import HourlyRate
-from remuda.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
-from remuda.providers.batch.ground import Began, Exit, Intent, Record
-from remuda.providers.batch.hostlist import expand
-from remuda.providers.batch.rows import JobRow, Phase, Unsure
-from remuda.providers.batch.seat import Done
-from remuda.providers.batch.shapes import Prices
-from remuda.providers.batch.sight import judge, judge_forgotten, see
-from remuda.providers.slurm.accounts import Facts, explain_accounts
-from remuda.providers.slurm.cluster import gres_of, list_offers, parse_length, read_cluster
-from remuda.providers.slurm.commands import parse_pairs, read_row, sort_complaint
-from remuda.providers.slurm.script import format_length
+from cavvy.domain.offers import Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.batch.ground import Began, Exit, Intent, Record
+from cavvy.providers.batch.hostlist import expand
+from cavvy.providers.batch.rows import JobRow, Phase, Unsure
+from cavvy.providers.batch.seat import Done
+from cavvy.providers.batch.shapes import Prices
+from cavvy.providers.batch.sight import judge, judge_forgotten, see
+from cavvy.providers.slurm.accounts import Facts, explain_accounts
+from cavvy.providers.slurm.cluster import gres_of, list_offers, parse_length, read_cluster
+from cavvy.providers.slurm.commands import parse_pairs, read_row, sort_complaint
+from cavvy.providers.slurm.script import format_length
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 FREE = Prices(gpu=HourlyRate(0), node=HourlyRate(0))
@@ -134,7 +134,7 @@ def test_accelerators_have_their_canonical_names_and_are_asked_for_by_slurms() -
 
 def row(state: str, reason: str = "None", nodes: str = "n[1-2]") -> JobRow:
     seconds = str(int(NOW.timestamp()))
-    return read_row(["7", "g", state, reason, nodes, seconds, seconds, "remuda:x"])
+    return read_row(["7", "g", state, reason, nodes, seconds, seconds, "cavvy:x"])
 
 
 def record(**more: object) -> Record:
@@ -156,7 +156,7 @@ def test_states_of_jobs_that_are_not_over() -> None:
         ("PREEMPTED", True, "goes first"),
         ("TIMEOUT", True, "time limit"),
         ("NODE_FAIL", False, "a node failed"),
-        ("CANCELLED", False, "not by Remuda"),
+        ("CANCELLED", False, "not by Cavvy"),
         ("OUT_OF_MEMORY", False, "more memory"),
         ("COMPLETED", False, "left"),
     ],

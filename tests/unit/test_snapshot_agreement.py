@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remuda.catalog.fit import match_offers
-from remuda.catalog.needs import parse_accelerator
-from remuda.catalog.query import Constraint
-from remuda.domain.offers import Purchase
-from remuda.domain.tasks import NetworkNeed, Resources, SpotPolicy
-from remuda.domain.units import HourlyRate, parse_rate
-from remuda.store.snapshot import Snapshot
-from remuda.store.snapshot.choose import SHIPPED
-from remuda.store.snapshot.writer import write_snapshot
+from cavvy.catalog.fit import match_offers
+from cavvy.catalog.needs import parse_accelerator
+from cavvy.catalog.query import Constraint
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot.choose import SHIPPED
+from cavvy.store.snapshot.writer import write_snapshot
 
 WISHES = [
     "A100:8", "A100:80GB:8", "A100:40GB..80GB:1..4", "H100:8", "H100-SXM:8", "H100|A100:8", "24GB", "nvidia:1",

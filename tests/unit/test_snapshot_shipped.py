@@ -6,12 +6,12 @@ from datetime import date
 
 import pytest
 
-from remuda.catalog.accelerators import Kind, find_accelerator
-from remuda.catalog.regions import is_region, locate
-from remuda.catalog.retired import find_retired, list_retired, successor
-from remuda.domain.offers import Offer, Purchase
-from remuda.store.snapshot import Snapshot
-from remuda.store.snapshot.choose import SHIPPED, check
+from cavvy.catalog.accelerators import Kind, find_accelerator
+from cavvy.catalog.regions import is_region, locate
+from cavvy.catalog.retired import find_retired, list_retired, successor
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot.choose import SHIPPED, check
 
 BIG = {"aws", "azure", "gcp"}
 

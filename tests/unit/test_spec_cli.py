@@ -1,4 +1,4 @@
-"""`remuda validate` and `remuda init` as a person and a program use them."""
+"""`cavvy validate` and `cavvy init` as a person and a program use them."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remuda.cli.init import command as init
-from remuda.cli.validate import command as validate
-from remuda.spec import load_task
+from cavvy.cli.init import command as init
+from cavvy.cli.validate import command as validate
+from cavvy.spec import load_task
 
 
 def run(command: object, *arguments: str, answers: str | None = None) -> Result:
@@ -70,20 +70,20 @@ def test_a_folder_instead_of_a_file(folder: Path) -> None:
 
 
 def test_the_schema_is_printed() -> None:
-    assert json.loads(run(validate, "--schema").stdout)["title"] == "Remuda task file"
+    assert json.loads(run(validate, "--schema").stdout)["title"] == "Cavvy task file"
 
 
 def test_no_file_is_a_usage_error() -> None:
     result = run(validate)
     assert result.exit_code == 2
-    assert "remuda validate task.yaml" in result.stderr
+    assert "cavvy validate task.yaml" in result.stderr
 
 
 def test_init_without_questions(folder: Path) -> None:
     result = run(init, "--defaults")
     assert result.exit_code == 0, result.output
     assert load_task("task.yaml").task.name == "my-project"
-    assert "remuda run task.yaml" in result.stdout
+    assert "cavvy run task.yaml" in result.stdout
 
 
 def test_init_never_overwrites_unasked(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_init_without_a_terminal_says_what_to_do(folder: Path) -> None:
 
 
 def test_init_asks_again_where_an_answer_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remuda.cli.init._has_terminal", lambda: True)
+    monkeypatch.setattr("cavvy.cli.init._has_terminal", lambda: True)
     answers = ["My Job", "my-job", "python train.py", "H1O0:8", "H100:8", "only", "/data", "ckpt", "much", "12.50"]
     result = run(init, "job.yaml", answers="\n".join(answers) + "\n")
     assert result.exit_code == 0, result.output
@@ -115,7 +115,7 @@ def test_init_asks_again_where_an_answer_is_wrong(folder: Path, monkeypatch: pyt
 
 
 def test_init_asks_before_it_overwrites(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remuda.cli.init._has_terminal", lambda: True)
+    monkeypatch.setattr("cavvy.cli.init._has_terminal", lambda: True)
     (folder / "task.yaml").write_text("mine")
     result = run(init, answers="n\n")
     assert result.exit_code == 1

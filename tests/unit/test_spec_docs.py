@@ -9,11 +9,11 @@ import jsonschema_rs
 import pytest
 from scripts.docs.task_file import pages
 
-from remuda.spec import SpecError, load_task, parse_task
-from remuda.spec.honoured import NOT_YET, refusals
-from remuda.spec.schema import make_schema
-from remuda.spec.starter import Answers, make_starter
-from remuda.spec.words import describe_task
+from cavvy.spec import SpecError, load_task, parse_task
+from cavvy.spec.honoured import NOT_YET, refusals
+from cavvy.spec.schema import make_schema
+from cavvy.spec.starter import Answers, make_starter
+from cavvy.spec.words import describe_task
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILES = sorted((ROOT / "examples").glob("**/task*.yaml"))
@@ -88,7 +88,7 @@ def test_the_page_shows_a_valid_file() -> None:
 
 def test_importing_the_room_is_light() -> None:
     heavy = ("yaml", "pydantic", "msgspec", "pathspec", "subprocess")
-    code = f"import sys; import remuda.spec; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys; import cavvy.spec; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.domain.tasks import (
+from cavvy.domain.tasks import (
     AcceleratorNeed,
     Checkpoint,
     Limits,
@@ -21,13 +21,13 @@ from remuda.domain.tasks import (
     Work,
     Workdir,
 )
-from remuda.domain.units import HourlyRate, Money
-from remuda.spec import SpecError, parse_task
-from remuda.spec.fields.hints import sections
-from remuda.spec.fields.params import escape
-from remuda.spec.fields.task import TASK
-from remuda.spec.problems import Problem
-from remuda.spec.starter import Answers, make_starter
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.spec import SpecError, parse_task
+from cavvy.spec.fields.hints import sections
+from cavvy.spec.fields.params import escape
+from cavvy.spec.fields.task import TASK
+from cavvy.spec.problems import Problem
+from cavvy.spec.starter import Answers, make_starter
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 KEYS = sorted({field.name for section in sections(TASK) for field in section.fields} | {"<<", "params.x", "lr"})
@@ -99,7 +99,7 @@ measured = st.sampled_from(["cpu", "cpu:16", "H100", "H100:8", "a100", "RTX 4090
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\x85\u2028\u2029\ufeff"), min_size=1)
 filled = texts.filter(lambda text: bool(text.strip()))
-variables = st.from_regex(r"[A-Z][A-Z0-9_]{0,10}", fullmatch=True).filter(lambda name: not name.startswith("REMUDA_"))
+variables = st.from_regex(r"[A-Z][A-Z0-9_]{0,10}", fullmatch=True).filter(lambda name: not name.startswith("CAVVY_"))
 mib = st.integers(1, 1 << 24)
 seconds = st.integers(1, 86400 * 365).map(lambda count: timedelta(seconds=count))
 accelerators = st.builds(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from remuda import __version__
-from remuda.spec.origin import MOST_DIFF_BYTES, capture
+from cavvy import __version__
+from cavvy.spec.origin import MOST_DIFF_BYTES, capture
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -31,8 +31,8 @@ def test_a_clean_repository_has_a_commit_and_no_diff(repository: Path) -> None:
     assert origin.commit == git(repository, "rev-parse", "HEAD")
     assert origin.diff is None
     assert (origin.task_text, origin.snapshot) == ("run: x", "abc")
-    assert origin.versions["remuda"] == __version__
-    assert set(origin.versions) == {"remuda", "python", "platform"}
+    assert origin.versions["cavvy"] == __version__
+    assert set(origin.versions) == {"cavvy", "python", "platform"}
 
 
 def test_the_diff_applies_to_the_commit(repository: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_huge_diff_is_cut_with_a_note(repository: Path) -> None:
     diff = capture(repository).diff
     assert diff is not None
     assert len(diff) < MOST_DIFF_BYTES + 200
-    assert diff.splitlines()[-1].startswith("# cut here by Remuda: 2,")
+    assert diff.splitlines()[-1].startswith("# cut here by Cavvy: 2,")
 
 
 def test_settings_of_the_caller_do_not_lead_elsewhere(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from remuda.domain.tasks import Scalar, Task
-from remuda.spec import SpecError, parse_task
-from remuda.spec.fields.params import escape
+from cavvy.domain.tasks import Scalar, Task
+from cavvy.spec import SpecError, parse_task
+from cavvy.spec.fields.params import escape
 
 
 def task(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> Task:
@@ -62,7 +62,7 @@ def test_overrides_may_be_values_as_an_api_sends_them() -> None:
         ("{n: {type: integer, default: 1}}", {}, "did you mean `int`?"),
         ("{n: {default: 1, minimum: 3}}", {}, "write `min`"),
         ("{a-b: 1}", {}, "cannot be a parameter's name"),
-        ("{lr: 1, LR: 2}", {}, "REMUDA_PARAM_LR"),
+        ("{lr: 1, LR: 2}", {}, "CAVVY_PARAM_LR"),
         ("{s: {default: a, min: 1}}", {}, "has no min and max"),
         ("{a: '${{ params.b }}'}", {}, "cannot be made of others"),
         ("{a: 1.0e999}", {}, "beyond what a number can be"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.domain.tasks import (
+from cavvy.domain.tasks import (
     AcceleratorNeed,
     Checkpoint,
     Limits,
@@ -24,12 +24,12 @@ from remuda.domain.tasks import (
     Work,
     Workdir,
 )
-from remuda.domain.units import HourlyRate, Money
-from remuda.spec import SpecError, load_task, parse_task
-from remuda.spec.fields.hints import TOP_HINTS, sections
-from remuda.spec.fields.task import TASK
-from remuda.spec.problems import Notes
-from remuda.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.spec import SpecError, load_task, parse_task
+from cavvy.spec.fields.hints import TOP_HINTS, sections
+from cavvy.spec.fields.task import TASK
+from cavvy.spec.problems import Notes
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FULL = """\
@@ -235,7 +235,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         (f"name: {'x' * 70}\nnodes: 2", "2:7", "longer than 63"),
         ("env: {B: }", "2:", "write ''"),
         ("env: {A-B: x}", "2:7", "write A_B"),
-        ("env: {REMUDA_JOB: x}", "2:7", "for Remuda to set"),
+        ("env: {CAVVY_JOB: x}", "2:7", "for Cavvy to set"),
         ("env: {A: [x]}", "2:10", "a list where one value was expected"),
         ("env: [A=1]", "2:6", "a list where a table was expected"),
         ("secrets: [1A]", "2:11", "write _1A"),
@@ -431,13 +431,13 @@ def test_what_a_setup_uses_must_be_in_the_frozen_folder(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     (tmp_path / "b.txt").touch()
     assert load_task(file).task.setup_uses == ("a.txt", "b.txt")
-    (tmp_path / ".remudaignore").write_text("b.txt")
+    (tmp_path / ".cavvyignore").write_text("b.txt")
     with pytest.raises(SpecError, match=r"`setup\.uses` names b\.txt, which is not in the frozen") as caught:
         load_task(file)
     assert "leaves it out" in str(caught.value)
 
 
-def test_how_often_a_checkpoint_is_written_may_be_left_to_remuda() -> None:
+def test_how_often_a_checkpoint_is_written_may_be_left_to_cavvy() -> None:
     task = parse_task("name: x\nrun: x\ncheckpoint: {path: c, every: auto}")
     assert task.checkpoint == Checkpoint(path="c", auto=True)
     assert parse_task("name: x\nrun: x\ncheckpoint: {path: c, every: 5m}").checkpoint == Checkpoint(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from remuda.spec.problems import Notes, SpecError
-from remuda.spec.tree import MAX_NODES, ListNode, MapNode, Node, ScalarNode, check_single, compose_all, read_scalar
+from cavvy.spec.problems import Notes, SpecError
+from cavvy.spec.tree import MAX_NODES, ListNode, MapNode, Node, ScalarNode, check_single, compose_all, read_scalar
 
 
 def tree(text: str) -> Node:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from remuda.domain.tasks import Task, Volume, VolumeKind
-from remuda.spec import SpecError, parse_task
-from remuda.spec.honoured import refusals
+from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.spec import SpecError, parse_task
+from cavvy.spec.honoured import refusals
 
 NAMED, HOST, NFS = VolumeKind.NAMED, VolumeKind.HOST, VolumeKind.NFS
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remuda.spec.ignore import list_files
-from remuda.spec.workdir import FreezeError, Snapshot, freeze
+from cavvy.spec.ignore import list_files
+from cavvy.spec.workdir import FreezeError, Snapshot, freeze
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -42,14 +42,14 @@ FILES = {
     "sub/b.tmp": "x",
     "sub/deep/b.tmp": "x",
     "data/big.bin": "x" * 1000,
-    ".remudaignore": "data/\n",
+    ".cavvyignore": "data/\n",
     ".venv/bin/python": "x",
     "sub/__pycache__/a.pyc": "x",
     "ünïcode name.txt": "x",
 }
 KEPT = [
+    ".cavvyignore",
     ".gitignore",
-    ".remudaignore",
     "keep.log",
     "sub/.gitignore",
     "sub/a.log",
@@ -71,9 +71,9 @@ def test_a_tracked_file_belongs_although_ignored_and_a_deleted_one_does_not(tmp_
     write(tmp_path, {".gitignore": "*.log\n", "a.log": "x", "gone": "x", "own": "x", ".git/info/exclude": "private\n"})
     git(tmp_path, "init")
     git(tmp_path, "add", "-f", "a.log", "gone", "own")
-    write(tmp_path, {".remudaignore": "own\n", "private": "x"})
+    write(tmp_path, {".cavvyignore": "own\n", "private": "x"})
     (tmp_path / "gone").unlink()
-    assert paths(freeze(tmp_path)) == [".gitignore", ".remudaignore", "a.log"]
+    assert paths(freeze(tmp_path)) == [".cavvyignore", ".gitignore", "a.log"]
 
 
 def test_a_repository_within_and_a_folder_of_one(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_an_absurd_folder_is_refused_by_name(tmp_path: Path, limit: dict[str, in
     with pytest.raises(FreezeError) as caught:
         freeze(tmp_path, **limit)  # type: ignore[arg-type]
     assert words in str(caught.value)
-    assert ".remudaignore" in caught.value.hint
+    assert ".cavvyignore" in caught.value.hint
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
@@ -265,11 +265,11 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     assert told == [(2, 5), (5, 5)]
 
 
-def test_remudas_own_state_is_never_part_of_a_folder(tmp_path: Path) -> None:
+def test_cavvys_own_state_is_never_part_of_a_folder(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "x", "home/key": "secret", "home/logs/a": "x", "homely": "x"})
     snapshot = freeze(tmp_path, state=tmp_path / "home")
     assert paths(snapshot) == ["homely", "train.py"]
-    assert snapshot.notes == ("home is left out: it is Remuda's own state",)
+    assert snapshot.notes == ("home is left out: it is Cavvy's own state",)
     assert freeze(tmp_path / "home" / "logs", state=tmp_path / "home").notes == ()
     with pytest.raises(FreezeError, match="own folder of state"):
         freeze(tmp_path / "home", state=tmp_path / "home")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remuda.planner.spot.auto import Auto
-from remuda.planner.spot.policies import POLICIES, find_policy
-from remuda.planner.spot.view import GRAIN_S, NOWHERE, Market, Mode, PolicyMaker, Quote, Terms, View
+from cavvy.planner.spot.auto import Auto
+from cavvy.planner.spot.policies import POLICIES, find_policy
+from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Market, Mode, PolicyMaker, Quote, Terms, View
 
 HOUR = 3600.0
 TERMS = Terms(work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=0.5 * HOUR, markets=(Market(name="a"),))

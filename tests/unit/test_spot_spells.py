@@ -2,8 +2,8 @@
 
 import pytest
 
-from remuda.planner.spot.cycle import plan_cycle, plan_trust, plan_wait, solve_cycle
-from remuda.planner.spot.spells import Spells
+from cavvy.planner.spot.cycle import plan_cycle, plan_trust, plan_wait, solve_cycle
+from cavvy.planner.spot.spells import Spells
 
 
 def seen(*lengths: float, times: int = 200) -> Spells:

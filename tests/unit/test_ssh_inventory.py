@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from remuda.domain.tasks import Scalar
-from remuda.providers.base import Refused
-from remuda.providers.ssh.inventory import Inventory, read_inventory
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.ssh.inventory import Inventory, read_inventory
 
 CONFIG = """
 Host gpu-1 gpu-2

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from remuda.domain.units import HourlyRate, parse_rate
-from remuda.providers.hosts.herd.machines import Facts, Known, Smi, list_offers, make_hosts, make_machine
-from remuda.providers.ssh.inventory import Entry
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.hosts.herd.machines import Facts, Known, Smi, list_offers, make_hosts, make_machine
+from cavvy.providers.ssh.inventory import Entry
 
 ENTRY = Entry(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
 FACTS = Facts(

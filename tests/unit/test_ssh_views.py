@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from remuda.providers.hosts.herd.books import Intent
-from remuda.providers.hosts.herd.views import (
+from cavvy.providers.hosts.herd.books import Intent
+from cavvy.providers.hosts.herd.views import (
     Exit,
     GangThere,
     HostLook,

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
 
-from remuda.control.attempts import Advance
-from remuda.control.clock import Clock
-from remuda.control.warm.gangs import Kept, Soon, WarmGangs
-from remuda.control.warm.keep import bill_gang, closing_charges, fits, keep_or_end
-from remuda.costs.metering import total
-from remuda.domain.events import Charge, ChargeKind
-from remuda.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
-from remuda.domain.offers import Offer
-from remuda.domain.tasks import Limits, NetworkNeed, Retry, Task, Volume, VolumeKind
-from remuda.domain.units import HourlyRate, Money
-from remuda.providers.base import GangSeen, GangState, NodeSeen
-from remuda.store.base import Changes
-from remuda.store.memory import MemoryStore
+from cavvy.control.attempts import Advance
+from cavvy.control.clock import Clock
+from cavvy.control.warm.gangs import Kept, Soon, WarmGangs
+from cavvy.control.warm.keep import bill_gang, closing_charges, fits, keep_or_end
+from cavvy.costs.metering import total
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Limits, NetworkNeed, Retry, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.base import GangSeen, GangState, NodeSeen
+from cavvy.store.base import Changes
+from cavvy.store.memory import MemoryStore
 
 LATER = NOW + timedelta(minutes=5)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from remuda.control.webhooks import post_json
+from cavvy.control.webhooks import post_json
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A real Kubernetes on this machine for tests: two nodes with eight pretended GPUs each.
 
-It is built once, from Debian's source, into ~/.cache/remuda; see build.sh. One cluster serves all tests of a process.
+It is built once, from Debian's source, into ~/.cache/cavvy; see build.sh. One cluster serves all tests of a process.
 `python -m tests.system.kubernetes.cluster` leaves one running for trying things out, until Ctrl-D; with `build` it
 only makes ready what a cluster takes, which a run of the tests then finds.
 """
@@ -32,13 +32,13 @@ from typing import Any
 
 from tests.system.packages import APT_LOCK, install_packages
 
-CACHE = Path("~/.cache/remuda/kubernetes-1.20.2").expanduser()
+CACHE = Path("~/.cache/cavvy/kubernetes-1.20.2").expanduser()
 HERE = Path(__file__).parent
 PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "conntrack",
             "iproute2", "iptables", "curl", "openssl")  # fmt: skip
 BUILD_S, UP_S = 900, 150
 _TRUST = ssl._create_unverified_context()  # its certificate is made anew each time
-GROUP = f"remuda-kube{os.getpid()}-"  # of control groups; runs beside each other must not meet
+GROUP = f"cavvy-kube{os.getpid()}-"  # of control groups; runs beside each other must not meet
 
 
 class Cluster:
@@ -148,7 +148,7 @@ class Cluster:
 
     def pods(self, namespace: str = "default") -> list[dict[str, Any]]:
         """The pods of gangs."""
-        path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=remuda/gang"
+        path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=cavvy/gang"
         found: list[dict[str, Any]] = self.api(path)["items"]
         return found
 
@@ -235,7 +235,7 @@ def shared_or_skip() -> Cluster:
 def tries() -> Path:
     """Where this run's try is noted: processes of one run of pytest, one after the other, know of it."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"p{os.getpid()}"
-    return Path(tempfile.gettempdir(), f"remuda-kubernetes-{run}")
+    return Path(tempfile.gettempdir(), f"cavvy-kubernetes-{run}")
 
 
 def first_try() -> "str | None":
@@ -314,7 +314,7 @@ def make_images() -> None:
     """
     folder = CACHE / "images"
     folder.mkdir(exist_ok=True)
-    from remuda.providers.hosts.parcels import pack_python
+    from cavvy.providers.hosts.parcels import pack_python
 
     if not (folder / "pause.tar").exists():
         write_image(folder / "pause.tar", "localhost/pause:1", None, ["/bin/busybox", "sleep", "2147483647"])

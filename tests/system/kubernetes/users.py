@@ -17,7 +17,7 @@ def user_on(cluster: Cluster, folder: Path) -> Iterator[User]:
     with user_at(folder) as user:
         configure(user, cluster)
         yield user
-    cluster.kubectl("delete", "configmaps,pods", "-l", "remuda/gang", "--force", "--grace-period=0", "--wait=false")
+    cluster.kubectl("delete", "configmaps,pods", "-l", "cavvy/gang", "--force", "--grace-period=0", "--wait=false")
     wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}", pause_s=0.2)
 
 

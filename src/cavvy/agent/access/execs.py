@@ -1,0 +1,86 @@
+"""Commands that run beside the work, in its folder and environment; their output goes to whoever asked."""
+
+from __future__ import annotations
+
+from ..scrub import Scrubber
+from ..work.guardian import Command
+from ..work.process import Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..link import ExecStream
+    from ..loop import Loop
+    from .inbox import Inbox
+
+NOT_RUNNING = 126
+
+
+class Execs:
+    """The commands that have not ended yet, or whose end is not delivered yet."""
+
+    def __init__(self, loop: Loop, lock: int, changed: Callable[[], None]) -> None:
+        self._loop = loop
+        self._lock = lock
+        self._changed = changed
+        self._running: list[Exec] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._running
+
+    def start(self, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None = None) -> None:
+        try:
+            self._running.append(Exec(self, command, stream, secrets, inbox))
+        except OSError as error:
+            self.refuse(stream, f"this node cannot start a process: {error}")
+
+    def refuse(self, stream: ExecStream, reason: str) -> None:
+        """Tell whoever asked why nothing was run."""
+        stream.write(f"cavvy: {reason}\n".encode())
+        stream.end(NOT_RUNNING, lambda: None)
+
+    def kill(self) -> None:
+        for running in self._running:
+            running.process.kill()
+
+    def spawn(self, running: Exec, command: Command) -> Process:
+        return Process(self._loop, command, self._lock, wrote=running.wrote, ended=running.ended, gone=running.gone)
+
+    def done(self, running: Exec) -> None:
+        self._running.remove(running)
+        self._changed()
+
+
+class Exec:
+    """One of them."""
+
+    def __init__(
+        self, execs: Execs, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None
+    ) -> None:
+        self._execs = execs
+        self._stream = stream
+        self._scrubber = Scrubber(secrets)
+        self._code: int | None = None
+        self._inbox = inbox
+        stream.drained = self._drained
+        stream.begin()
+        self.process = execs.spawn(self, command)
+
+    def wrote(self, data: bytes) -> None:
+        self._stream.write(self._scrubber.feed(data))
+        if self._stream.full:
+            self.process.pause(True)  # unlike the work, it may wait for the control plane
+
+    def ended(self, code: int | None) -> None:
+        self._code = code
+
+    def gone(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+        self._stream.write(self._scrubber.flush())
+        self._stream.end(137 if self._code is None else self._code, lambda: self._execs.done(self))
+
+    def _drained(self) -> None:
+        self.process.pause(False)

@@ -1,0 +1,146 @@
+"""Gives the work its volumes: what the place has mounted already, folders of the node, and NFS.
+
+Without a container, a volume's path becomes a link to where its files are; in one, they are bound to the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+
+from ..work.folder import CannotBuild, inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Config, Volume, Work
+
+MOUNT_S = 60.0
+BESIDE = "/cavvy/volumes"  # where a place mounts what is to be seen within the working folder
+
+
+def find_volumes(config: Config, work: Work, folder: str) -> list[tuple[Volume, str]]:
+    """Each volume with the folder of this node in which its files are. Raises CannotBuild, OSError."""
+    return [(volume, find_source(config, volume, folder)) for volume in work.volumes]
+
+
+def find_source(config: Config, volume: Volume, folder: str) -> str:
+    """Where the volume's files are on this node; NFS is mounted here. Raises CannotBuild, OSError."""
+    if volume.kind == "folder":
+        source = folder if volume.source == "." else inside(folder, volume.source)
+        if not os.path.exists(source):
+            raise CannotBuild(f"there is no {volume.source} in the working folder to be seen under {volume.path}")
+        return source
+    if os.path.isabs(volume.path):
+        made = volume.path
+    else:
+        made = f"{BESIDE}/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
+    if os.path.ismount(made):
+        return made  # the place has done it
+    if volume.kind == "host":
+        if not os.path.isdir(volume.source):
+            raise CannotBuild(f"the volume {volume.source} is no folder of this node")
+        return volume.source
+    if volume.kind == "nfs":
+        return find_mounted(volume.source) or mount_nfs(config, volume)
+    raise CannotBuild(f"the volume {volume.source} is not mounted under {volume.path} on this node")
+
+
+def find_mounted(export: str) -> str | None:
+    """Where an NFS export is mounted already; of several places the first."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            device, where, kind = line.split(" ")[:3]
+            if kind.startswith("nfs") and _decode(device).rstrip("/") == export.rstrip("/"):
+                return _decode(where)
+    return None
+
+
+def mount_nfs(config: Config, volume: Volume) -> str:
+    """Mount it below the machine's cache, for all agents. Raises CannotBuild, OSError."""
+    if os.getuid():
+        raise CannotBuild(
+            f"the NFS export {volume.source} is not mounted on this node, and only root may mount it; "
+            "have it mounted there, or name the folder in which it is as `host`"
+        )
+    name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
+    folder = os.path.join(config.cache, "mounts", name)
+    os.makedirs(folder, exist_ok=True)
+    if os.path.ismount(folder):
+        return folder
+    options = ["-o", volume.options] if volume.options else []
+    argv = ["mount", "-t", "nfs", *options, volume.source, folder]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=MOUNT_S, check=False)
+    except FileNotFoundError as error:
+        raise CannotBuild(f"the NFS export {volume.source} cannot be mounted: this node has no `mount`") from error
+    except subprocess.TimeoutExpired as error:
+        raise CannotBuild(f"the NFS export {volume.source} did not answer within {MOUNT_S:.0f} s") from error
+    if done.returncode and not os.path.ismount(folder):
+        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise CannotBuild(f"the NFS export {volume.source} cannot be mounted: {reason[-1] if reason else 'no reason'}")
+    return folder
+
+
+def link_volumes(config: Config, work: Work, folder: str) -> None:
+    """Make each volume's path lead to its files, for work without a container. Raises CannotBuild, OSError."""
+    for volume, source in find_volumes(config, work, folder):
+        if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):
+            raise CannotBuild(
+                f"the volume {volume.source} cannot be kept from being written on this node without a container; "
+                "add an `image`, or leave `read_only` out"
+            )
+        path = find_path(volume, folder)
+        if os.path.realpath(path) != os.path.realpath(source):
+            link(source, path)
+
+
+def list_binds(config: Config, work: Work, folder: str) -> list[str]:
+    """The volumes as `--volume` of podman and docker wants them. Raises CannotBuild, OSError."""
+    binds = []
+    for volume, source in find_volumes(config, work, folder):
+        if volume.path.startswith("~/"):
+            raise CannotBuild(f"{volume.path} lies in the home folder, and an image has one of its own")
+        path = find_path(volume, folder)
+        if not os.path.isabs(volume.path):
+            os.makedirs(path, exist_ok=True)
+        binds.append(f"{source}:{path}:ro" if volume.read_only else f"{source}:{path}")
+    return binds
+
+
+def find_path(volume: Volume, folder: str) -> str:
+    """Where the work sees the volume. Raises CannotBuild."""
+    if volume.path.startswith("~/"):
+        return os.path.expanduser(volume.path)
+    return volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
+
+
+def link(source: str, path: str) -> None:
+    """Let `path` lead to `source`. Raises CannotBuild where something else is there, or nothing may be made."""
+    if os.path.islink(path) and os.path.realpath(path) == os.path.realpath(source):
+        return
+    if os.path.islink(path) and not os.path.exists(path):
+        os.unlink(path)  # of an attempt whose home is gone
+    if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
+        os.rmdir(path)
+    if os.path.lexists(path):
+        raise CannotBuild(f"{source} cannot be seen under {path}: something else is there on this node")
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink(source, path)
+    except PermissionError as error:
+        raise CannotBuild(
+            f"{source} cannot be seen under {path}: this node's user may not make it; "
+            "write a path within the working folder, or add an `image`"
+        ) from error
+
+
+def _is_read_only(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _decode(text: str) -> str:
+    """As the kernel writes paths: blanks and backslashes in octal."""
+    for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(octal, plain)
+    return text

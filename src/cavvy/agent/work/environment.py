@@ -1,0 +1,177 @@
+"""The environment of the work: a clean base, what the user gave, and what the protocol promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..config import Config, Work
+
+# What a user would have after logging in to the node, and what reaching the network from it takes. Nothing else of
+# the agent's own environment, which a server may have started with its credentials.
+BASE = frozenset(
+    [
+        *("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+        *("REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "XDG_RUNTIME_DIR"),
+        *("all_proxy", "ftp_proxy", "http_proxy", "https_proxy", "no_proxy"),
+        *("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    ]
+)
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEVICE_VARIABLES = {
+    "nvidia": "CUDA_VISIBLE_DEVICES",
+    "amd": "ROCR_VISIBLE_DEVICES",
+    "intel": "ZE_AFFINITY_MASK",
+    "google": "TPU_VISIBLE_CHIPS",
+}
+
+
+SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+# The shell passes over SIGTERM, which the commands in it get themselves, and so lives to tell their exit code.
+SHELL_LINE = 'trap : TERM; . "$0"'
+
+
+class Places:
+    """The files and folders of one rank on its node."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self.work = home + "/work"
+        self.log = home + "/log"
+        self.outbox = home + "/outbox"
+        self.notice = home + "/notice.json"
+        self.advice = home + "/advice.json"
+        self.progress = home + "/progress.json"
+        self.every = home + "/every"
+        self.hosts = home + "/hosts"
+        self.mpi = home + "/mpi.py"
+        self.run = home + "/run.sh"
+        self.setup = home + "/setup.sh"
+        self.started = home + "/started"
+        self.status = home + "/status"
+        self.exit = home + "/exit.json"
+        self.undelivered = home + "/undelivered"  # there while an agent has left with something that is not told yet
+        self.phase = home + "/phase"  # of a container: setup, failed or run
+        self.entry = home + "/entry.sh"
+
+
+def make_environment(config: Config, work: Work, places: Places, socket: str = "") -> dict[str, str]:
+    """All variables of the work. The user's own win over the base; Cavvy's promises win over the user's.
+
+    `socket`: where the agent listens to the task, "" for nowhere.
+    """
+    env = base_environment(every=config.boxed)
+    env.update(work.env)
+    env.update(work.secrets)
+    for name, value in work.params.items():
+        env["CAVVY_PARAM_" + re.sub(r"\W", "_", name).upper()] = value
+    env.update(_identity(config, work, places))
+    env.update(_rank(config, work, places))
+    env.update(device_variables(config))
+    if socket:
+        env["CAVVY_NOTICE"] = socket
+    return env
+
+
+def find_shell() -> str:
+    """The shell that reads the task's commands: bash where there is one."""
+    return next(path for path in SHELLS if os.path.exists(path))
+
+
+def base_environment(*, every: bool = False) -> dict[str, str]:
+    """A login's variables, without the agent's other ones; with `every` also what the node's own image sets."""
+    env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
+    for name, value in os.environ.items():
+        if name in BASE or name.startswith("LC_") or every:
+            env[name] = value
+    if "HOME" not in env:
+        env["HOME"] = os.path.expanduser("~")
+    return env
+
+
+def device_variables(config: Config) -> dict[str, str]:
+    """Show the work the accelerators that it holds and hide all others; without a list, the whole node is its own."""
+    if config.devices is None:
+        return {}
+    if not config.devices:
+        return {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    ids = [str(index) for index in config.device_indices] or config.devices
+    variables = {DEVICE_VARIABLES.get(config.vendor, "CUDA_VISIBLE_DEVICES"): ",".join(ids)}
+    if config.vendor in ("nvidia", ""):
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which the indices were counted
+    return variables
+
+
+def _identity(config: Config, work: Work, places: Places) -> dict[str, str]:
+    env = {
+        "CAVVY_JOB": work.job,
+        "CAVVY_JOB_ID": work.job_id,
+        "CAVVY_PROJECT": work.project,
+        "CAVVY_ATTEMPT": str(work.attempt),
+        "CAVVY_GANG": config.gang,
+        "CAVVY_RANK": str(config.rank),
+        "CAVVY_NOTICE_FILE": places.notice,
+        "CAVVY_ADVICE_FILE": places.advice,
+        "CAVVY_PROGRESS_FILE": places.progress,
+    }
+    if work.checkpoint is not None:
+        env["CAVVY_CHECKPOINT_DIR"] = os.path.join(places.work, work.checkpoint.path)
+        env["CAVVY_CHECKPOINT_EVERY_FILE"] = places.every
+        if work.checkpoint.every_s is not None:
+            env["CAVVY_CHECKPOINT_EVERY_S"] = json.dumps(work.checkpoint.every_s)
+    return env
+
+
+def _rank(config: Config, work: Work, places: Places) -> dict[str, str]:
+    """What torchrun and its like want to know of the gang."""
+    return {
+        "MASTER_ADDR": work.addresses[0],
+        "MASTER_PORT": str(work.master_port),
+        "NODE_RANK": str(config.rank),
+        "NNODES": str(work.nodes),
+        "NPROC_PER_NODE": str(work.accelerators_per_node or 1),
+        "CAVVY_HOSTS": ",".join(work.addresses),
+        "CAVVY_HOSTFILE": places.hosts,
+        "CAVVY_MPI": f"{sys.executable if work.image is None else 'python3'} {places.mpi}",
+        "CAVVY_MPI_KEY": work.gang_key,
+    }
+
+
+def write_rank_files(work: Work, places: Places) -> None:
+    """What the rank's variables name: the hosts as `address slots=N`, and the program that starts MPI on them."""
+    slots = work.accelerators_per_node or 1
+    write_whole(places.hosts, "".join(f"{address} slots={slots}\n" for address in work.addresses))
+    if work.nodes > 1:
+        import pkgutil
+
+        source = pkgutil.get_data(__package__ or "", "mpi.py")
+        write_whole(places.mpi, (source or b"").decode())
+
+
+def write_whole(path: str, text: str, *, sync: bool = False) -> None:
+    """Write a private file that others see whole or not at all; `sync` waits until the disk has it."""
+    temporary = f"{path}.{os.getpid()}"
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, text.encode())
+        if sync:
+            os.fsync(file)
+    finally:
+        os.close(file)
+    os.replace(temporary, path)
+
+
+def read_known(path: str) -> dict[str, list[Any]]:
+    """What was written down of files, by their paths; losing it costs time only."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,223 @@
+"""Gets the working folder ready, setup included, in a process of its own that may take its time.
+
+A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps what it made: `dir`, the folder
+that it can fill under the name CAVVY_SETUP_DIR, and `tree`, the working folder as it left it, from which later
+attempts start. The file `finished` appears last. Of several agents with one key, one sets up and the others wait.
+
+A setup that names the files which it uses runs in a folder of these alone; what it made is laid over the whole one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+
+from .blobs import Missing, Silent
+from .cache import touch
+from .environment import SHELL_LINE, find_shell, write_whole
+from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
+from .trees import copy_tree, remove_tree, replace_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import Checkpoint, Config, Work
+    from .environment import Places
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+class SetupFailed(Exception):
+    """The setup script ended with another exit code than 0."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the setup ended with exit code {code}")
+        self.code = code
+
+
+def prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> int:
+    """Do it all; lines on `channel` tell the agent of `setup` and, at the end, of the result as JSON."""
+    outcome, code, reason, reused = "", None, "", False
+    try:
+        reused = _prepare(config, work, places, env, channel)
+    except SetupFailed as error:
+        outcome, code, reason = "setup", error.code, str(error)
+    except CannotBuild as error:
+        outcome, reason = "setup", str(error)
+    except Silent as error:  # no fault of the task's: it is tried again, perhaps from where the storage is reached
+        outcome, reason = "node", str(error)
+    except OSError as error:
+        outcome = "node" if error.errno in FULL else "setup"
+        reason = f"the working folder could not be made: {error}"
+    result = {"outcome": outcome, "exit_code": code, "reason": reason, "reused": reused}
+    os.write(channel, (json.dumps(result) + "\n").encode())
+    return 1 if outcome else 0
+
+
+def carry_out(config: Config, work: Work, places: Places, channel: int) -> int:
+    """Copy the outputs of work that ended well to where they shall be; returns an exit code of sysexits.h."""
+    from ..data.paths import find_output
+
+    try:
+        for index, (_, target) in enumerate(work.outputs):
+            path, known = find_output(places, work, index)
+            if "://" not in target:
+                transfer(path, os.path.expanduser(target), "output")
+            else:
+                _send(config, index, path, target, channel, known, mirrored=index in work.mirrored)
+    except (CannotBuild, OSError) as error:
+        os.write(2, f"cavvy: an output could not be copied: {error}\n".encode())
+        return os.EX_IOERR
+    return 0
+
+
+def _send(
+    config: Config, index: int, source: str, target: str, channel: int, known: dict[str, list[int]], *, mirrored: bool
+) -> None:
+    from ..data.send import send_output
+    from ..data.web import CannotMove, tell_to
+
+    try:
+        meter = send_output(config, index, source, target, tell_to(channel), known)
+        if meter.files or not mirrored:  # what was sent while the work ran is told of already
+            meter.end()
+    except CannotMove as error:
+        raise CannotBuild(str(error)) from error
+
+
+def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> None:
+    """Copy every input to where the work wants it. Raises CannotBuild, Silent, OSError."""
+    from ..data.paths import find_input, link_input, remember
+
+    for index, (source, target) in enumerate(work.inputs):
+        path = find_input(places, index, target)
+        if index in work.streams:
+            from ..data.stream import make_pipe
+
+            make_pipe(path)
+            if work.image is None:
+                link_input(path, target)
+            continue
+        if "://" not in source:
+            transfer(source, path, "input")
+        else:
+            from ..data.fetch import fetch_input
+            from ..data.web import CannotMove, tell_to
+
+            try:
+                fetch_input(config, index, source, path, tell_to(channel))
+            except CannotMove as error:
+                kind = Silent if isinstance(error, Silent) else CannotBuild
+                raise kind(f"the input {source} cannot be copied: {error}") from error
+            if any(far == source for _, far in work.outputs):
+                remember(places, index, path)
+        if work.image is None:
+            link_input(path, target)
+
+
+def find_setup(config: Config, work: Work) -> str:
+    """The folder of this machine's cache in which the work's setup is kept."""
+    key = (
+        work.setup_key or hashlib.sha256(json.dumps([work.setup, work.snapshot, work.git_commit]).encode()).hexdigest()
+    )
+    return os.path.join(config.cache, "setups", "".join(c if c.isalnum() or c in "-_." else "_" for c in key))
+
+
+def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
+    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, Silent, OSError."""
+    reused = False
+    if work.setup is None or work.image is not None:  # a container has a file system of its own to set up
+        build_folder(config, work, places.work, env)
+    else:
+        reused = _set_up(config, work, places, env, channel)
+    if work.volumes and work.image is None:
+        from ..data.mounts import link_volumes
+
+        link_volumes(config, work, places.work)
+    bring_inputs(config, work, places, channel)  # after the setup, which must not depend on them
+    if work.checkpoint is not None:
+        if work.checkpoint.sync:
+            _go_on(config, work, work.checkpoint, inside(places.work, work.checkpoint.path), channel)
+        link_checkpoint(work.checkpoint, places.work)
+    return reused
+
+
+def _go_on(config: Config, work: Work, checkpoint: Checkpoint, folder: str, channel: int) -> None:
+    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, Silent, OSError."""
+    from ..data.web import tell_to
+    from .handover import restore, settle
+
+    heard = tell_to(channel, "waits")
+
+    def tell(text: str) -> None:
+        heard(f"for the newest checkpoint: {text}")
+
+    try:
+        if checkpoint.storage is None:
+            told = restore(config, folder, tell)
+        else:
+            told = settle(config, checkpoint.storage, work.attempt, tell)
+    except Missing as error:
+        raise CannotBuild(f"the newest checkpoint cannot be fetched: {error}") from error
+    except Silent as error:
+        raise Silent(f"the newest checkpoint cannot be fetched: {error}") from error
+    if told:
+        os.write(channel, f"restored {told}\n".encode())
+
+
+def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
+    kept = find_setup(config, work)
+    os.makedirs(kept, mode=0o700, exist_ok=True)
+    lock = os.open(kept + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not os.path.exists(kept + "/finished"):
+        os.write(channel, b"setup\n")  # also while another agent's setup of the same key is waited for
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        if os.path.exists(kept + "/finished"):
+            _restore(config, work, kept, places.work, env)
+            return True
+        build_folder(config, work, places.work, env, work.setup_uses)
+        remove_tree(kept + "/dir")  # half of what a failed setup made is worse than nothing
+        os.mkdir(kept + "/dir")
+        write_whole(places.setup, (work.setup or "") + "\n")
+        os.chdir(places.work)
+        code = run([find_shell(), "-e", "-c", SHELL_LINE, places.setup], setup_environment(work, env))
+        if code:
+            raise SetupFailed(code)
+        _keep(kept, places.work)
+        if work.setup_uses is not None:
+            os.chdir(places.home)
+            _restore(config, work, kept, places.work, env)
+    finally:
+        os.close(lock)
+    return False
+
+
+def _keep(kept: str, folder: str) -> None:
+    """Save the folder as the setup left it, with the files in which its path is written."""
+    remove_tree(kept + "/tree")
+    marked = copy_tree(folder, kept + "/tree", folder.encode())
+    write_whole(kept + "/finished", json.dumps({"folder": folder, "marked": marked}), sync=True)
+
+
+def setup_environment(work: Work, env: dict[str, str]) -> dict[str, str]:
+    """What a setup sees: no parameters unless it names them, since their values are not in its key otherwise."""
+    if "CAVVY_PARAM_" in (work.setup or ""):
+        return env
+    return {name: value for name, value in env.items() if not name.startswith("CAVVY_PARAM_")}
+
+
+def _restore(config: Config, work: Work, kept: str, folder: str, env: dict[str, str]) -> None:
+    """Make the folder as a setup left it. Scripts that name the folder in which they were made name this one then."""
+    if work.setup_uses is None:
+        remove_tree(folder)
+    else:
+        build_folder(config, work, folder, env)
+    copy_tree(kept + "/tree", folder)
+    with open(kept + "/finished", encoding="utf-8") as file:
+        found = json.load(file)
+    for path in found["marked"]:
+        replace_in(os.path.join(folder, path), found["folder"].encode(), folder.encode())
+    touch(kept + "/finished")

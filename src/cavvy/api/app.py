@@ -1,0 +1,106 @@
+"""The application: all routes, one handler of errors, one OpenAPI document."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy import __version__
+from cavvy.api.errors import Problem
+from cavvy.api.house import House
+from cavvy.api.openapi import describe
+from cavvy.api.routes import (
+    agents,
+    blobs,
+    boot,
+    checkpoints,
+    data,
+    execs,
+    fleet,
+    jobs,
+    logs,
+    machines,
+    markets,
+    secrets,
+    server,
+)
+from cavvy.api.translate import KNOWN, explain
+from cavvy.api.wire import reply
+from cavvy.client.wire import ErrorBody
+
+_ROUTERS = tuple(
+    each.router
+    for each in (server, jobs, logs, execs, secrets, blobs, fleet, machines, markets, checkpoints, data, agents, boot)
+)
+_log = logging.getLogger(__name__)
+
+
+class Application(FastAPI):
+    """FastAPI with our description of the bodies."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(self)
+        return self.openapi_schema
+
+
+def make_app(house: House) -> Application:
+    """The application over an open house."""
+    app = Application(
+        title="Cavvy",
+        version=__version__,
+        description="One control plane for every GPU a team can rent or own.",
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.house = house
+    add_routes(app)
+    for kind in (Problem, *KNOWN):  # an entry for Exception alone would have each of them logged as a fault
+        app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_error)
+    return app
+
+
+def add_routes(app: FastAPI) -> None:
+    """Put every route into an application."""
+    for router in _ROUTERS:
+        app.include_router(router)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    """Every error that a route raises, known or not."""
+    problem = error if isinstance(error, Problem) else explain(error)
+    if problem is None:
+        _log.error("request failed", exc_info=error, extra={"method": request.method, "path": request.url.path})
+        problem = Problem("internal", f"{type(error).__name__} in {request.method} {request.url.path}")
+    return _answer(problem)
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    told = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
+    return _answer(Problem("invalid-request", told))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        problem = Problem("wrong-method", f"{request.url.path} does not take {request.method}", headers=error.headers)
+    elif error.status_code == 404:
+        problem = Problem("not-found", f"there is no route {request.url.path}")
+    else:
+        problem = Problem("invalid-request", str(error.detail))
+    return _answer(problem)
+
+
+def _answer(problem: Problem) -> Response:
+    body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
+    return reply(body, problem.status, problem.headers)

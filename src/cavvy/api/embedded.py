@@ -1,0 +1,360 @@
+"""The embedded server's process: one per state folder, in the background, gone by itself when nobody needs it.
+
+Started by `cavvy.client.launch` as `python -m cavvy.api.embedded --ready-fd N`; it says through that pipe whether it
+serves, another one does, or why neither.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from cavvy import __version__, settings
+from cavvy.api.home import Busy, Home, HomeError, LogFile, home_error, peer_is_us
+from cavvy.client import API, REVISION
+from cavvy.client.launch import Word
+from cavvy.client.state import ServerFile, host_name, process_mark, write_server
+
+if TYPE_CHECKING:
+    import socket
+
+    from cavvy.api.gate import Gate
+    from cavvy.api.house import House
+    from cavvy.api.outside.listener import OutsideGate, OutsideListener
+
+_GRACE_S = 1  # for requests that are being answered when the server stops
+_CHORES_S = 5.0
+_MIB = 1024 * 1024
+_log = logging.getLogger("cavvy.server")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until stopped; the exit code."""
+    gc.disable()  # imports make no garbage worth looking for: a tenth of the time to start
+    word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
+    try:
+        configured = settings.load()
+        home = Home(str(configured.home))
+        home.claim(wait_s=configured.whole("server.start_timeout_s"))
+    except Busy:
+        word.say("busy")
+        return 0
+    except (HomeError, settings.SettingsError) as error:
+        return word.fail(error.code, error.message, error.hint)
+    _start_log(configured)
+    again = _serve(home, configured, word)
+    if again:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded"])
+    return 0 if word.said_ready else 1
+
+
+def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
+    import uvloop
+
+    from cavvy.providers.base import ProviderError
+    from cavvy.store.base import Full, StoreError
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_Server(home, configured, word).run())
+    except HomeError as error:
+        word.fail(error.code, error.message, error.hint)
+    except Full as error:
+        word.fail("disk-full", str(error), f"make room on the disk of {home.path}, then try again")
+    except OSError as error:
+        told = home_error(home.path, error)
+        word.fail(told.code, told.message, told.hint)
+    except StoreError as error:
+        word.fail("database-unusable", str(error), f"the database is {home.file('cavvy.db')}")
+    except ProviderError as error:
+        word.fail("settings-invalid", str(error), f"correct {configured.file}; `cavvy check` looks at every provider")
+    return False
+
+
+class _Server:
+    """One life of the server."""
+
+    def __init__(self, home: Home, configured: settings.Settings, word: "_Word") -> None:
+        self._home = home
+        self._settings = configured
+        self._word = word
+        self._stopping = asyncio.Event()
+        self._for_idleness = False
+        self._broken = False
+
+    async def run(self) -> bool:
+        """Serve until stopped; True when it should start anew at once."""
+        from cavvy.api.opening import open_house
+        from cavvy.api.outside.listener import listen_outside
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        listener, address = self._home.listen()
+        again = False
+        outside = None
+        try:
+            outside = listen_outside(self._home, self._settings)
+            async with open_house(self._home, self._settings, address, self._stopping.set, outside=outside) as house:
+                await self._serve(house, listener, address, outside)
+                # A job may have come while it was stopping for want of any.
+                again = self._broken or (self._for_idleness and bool(await house.store.unfinished()))
+        except Exception as error:
+            if not self._broken:
+                raise
+            _log.error("why control broke down", exc_info=error)
+            again = True
+        finally:
+            listener.close()
+            if outside is not None:
+                outside.sock.close()
+            self._home.forget()
+        _log.info("stopped")
+        return again
+
+    async def _serve(
+        self, house: "House", listener: "socket.socket", address: str, outside: "OutsideListener | None"
+    ) -> None:
+        from cavvy.api.app import make_app
+        from cavvy.api.gate import Gate
+        from cavvy.api.outside.listener import OutsideGate
+
+        gate = Gate(make_app(house), self._home.token())
+        house.idle_s = lambda: gate.idle_s
+        sockets = [listener]
+        listen = None
+        if self._settings.text("server.listen"):
+            extra = _listen_tcp(self._settings.text("server.listen"))
+            sockets.append(extra)
+            host, port = extra.getsockname()[:2]
+            listen = f"http://{host}:{port}"
+        servers = [_make_uvicorn(gate)]
+        if outside is not None:
+            servers.append(_make_uvicorn(OutsideGate(gate), outside.certificate.file))
+        async with asyncio.TaskGroup() as group:
+            serving = [group.create_task(servers[0].serve(sockets))]
+            if outside is not None:
+                serving.append(group.create_task(servers[1].serve([outside.sock])))
+            while not all(each.started for each in servers) and not any(each.done() for each in serving):  # noqa: ASYNC110 - uvicorn tells it by this flag only
+                await asyncio.sleep(0.001)
+            write_server(self._home.path, _describe(address, listen, house.started_at))
+            self._settle()
+            self._word.say("ready")
+            _log.info(
+                "serving",
+                extra={
+                    "address": address,
+                    "listen": listen,
+                    "outside": outside.address if outside is not None else None,
+                    "version": __version__,
+                    "cpu_s": _cpu_s(),
+                },
+            )
+            chores = group.create_task(self._do_chores(house, gate))
+            beat = group.create_task(self._home.beat())
+            await self._stopping.wait()
+            self._home.forget()
+            house.close_polls()
+            for each in servers:
+                each.should_exit = True
+            await asyncio.gather(*serving)
+            chores.cancel()
+            beat.cancel()
+
+    def _settle(self) -> None:
+        """What was made until now lives as long as the process: the collector need not look at it, ever."""
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
+        gc.enable()
+
+    async def _do_chores(self, house: "House", gate: "Gate") -> None:
+        """Stop when idle, start anew when control is gone, keep the log short."""
+        idle_stop_s = self._settings.whole("server.idle_stop_s")
+        log_file = LogFile(self._home.file("server.log"), self._settings.whole("server.log_mib") * _MIB)
+        while True:
+            await asyncio.sleep(min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S)
+            if log_file.rotate():
+                _log.info("a new log file was begun")
+            if not house.plant.running:
+                _log.error("control broke down; the server starts anew")
+                self._broken = True
+                self._stopping.set()
+                return
+            if idle_stop_s and gate.idle_s > idle_stop_s and not await house.store.unfinished():
+                _log.info("stopping: nothing to do", extra={"idle_s": round(gate.idle_s)})
+                self._for_idleness = True
+                self._stopping.set()
+                return
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process so far."""
+    return round(time.process_time(), 3)
+
+
+class _Word:
+    """What the starter is told, once."""
+
+    def __init__(self, ready_fd: int | None) -> None:
+        self._fd = ready_fd
+        self.said_ready = False
+        if ready_fd is not None:
+            os.set_inheritable(ready_fd, False)
+
+    def say(self, state: str, *, code: str = "", message: str = "", hint: str = "") -> None:
+        from msgspec.json import encode
+
+        self.said_ready = self.said_ready or state == "ready"
+        if self._fd is None:
+            return
+        with contextlib.suppress(OSError):  # the starter has gone; the next one will find us
+            os.write(self._fd, encode(Word(state=state, code=code, message=message, hint=hint)) + b"\n")
+            os.close(self._fd)
+        self._fd = None
+
+    def fail(self, code: str, message: str, hint: str) -> int:
+        self.say("error", code=code, message=message, hint=hint)
+        sys.stderr.write(f"{code}: {message}\n  {hint}\n")
+        return 1
+
+
+def _read_fd(arguments: Sequence[str]) -> int | None:
+    return int(arguments[arguments.index("--ready-fd") + 1]) if "--ready-fd" in arguments else None
+
+
+def _describe(address: str, listen: str | None, started_at: datetime) -> ServerFile:
+    return ServerFile(
+        pid=os.getpid(),
+        process=process_mark(os.getpid()),
+        host=host_name(),
+        address=address,
+        listen=listen,
+        version=__version__,
+        api=API,
+        revision=REVISION,
+        started_at=started_at,
+    )
+
+
+def _listen_tcp(where: str) -> "socket.socket":
+    import ipaddress
+    import socket
+
+    host, _, port = where.rpartition(":")
+    host = host.strip("[]")
+    try:
+        if not ipaddress.ip_address(host).is_loopback:
+            raise HomeError(
+                "settings-invalid",
+                f"server.listen is {where}, which other machines can reach",
+                "use a loopback address, such as 127.0.0.1:0",
+            )
+        listener = socket.create_server((host, int(port)), family=_family(host), backlog=1024)
+    except ValueError:
+        raise HomeError(
+            "settings-invalid", f"server.listen is {where!r}, which is no address and port", "write 127.0.0.1:7777"
+        ) from None
+    except OSError as error:
+        raise HomeError(
+            "settings-invalid", f"cannot listen on {where}: {error.strerror}", "choose another port for server.listen"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _family(host: str) -> "socket.AddressFamily":
+    import socket
+
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _make_uvicorn(gate: "Gate | OutsideGate", certificate: str | None = None) -> Any:
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    doors = None
+    if certificate is not None:
+        from cavvy.api.outside.listener import ONLY_DOWNLOADS
+        from cavvy.api.outside.tls import Doors
+
+        doors = Doors(certificate)
+
+    class Protocol(HttpToolsProtocol):
+        """Refuses other users' processes before they can send anything."""
+
+        def connection_made(self, transport: Any) -> None:
+            connection = transport.get_extra_info("socket")
+            if connection is not None and not peer_is_us(connection):
+                transport.abort()
+                return
+            super().connection_made(transport)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            if doors is not None and doors.only_downloads(self.transport.get_extra_info("ssl_object")):
+                self.scope[ONLY_DOWNLOADS] = True  # type: ignore[literal-required]  # a key of ours
+
+    class Server(uvicorn.Server):
+        """Leaves signals to us."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        gate,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=_GRACE_S,
+        backlog=1024,
+        ssl_certfile=certificate,
+    )
+    config.load()
+    if doors is not None:
+        config.ssl = doors.strict
+    return Server(config)
+
+
+class _Lines(logging.Formatter):
+    """One JSON object a line, with what the caller gave as `extra`."""
+
+    _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        from msgspec.json import encode
+
+        fields: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "text": record.getMessage(),
+        }
+        fields |= {name: value for name, value in vars(record).items() if name not in self._plain}
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        return encode(fields, enc_hook=str).decode()
+
+
+def _start_log(configured: settings.Settings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

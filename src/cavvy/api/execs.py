@@ -1,0 +1,147 @@
+"""Commands that run beside jobs: wanted by users, run by agents, their output kept in memory until it is read.
+
+They end with the server: a command line tool at work is told so, and starts again.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from cavvy.api.errors import Problem
+from cavvy.api.watch import Watch
+
+_KEPT_BYTES = 8 * 1024 * 1024  # of output that nobody has read yet; more waits at the agent
+_HAND_BYTES = 4 * 1024 * 1024  # on their way in each direction
+_PIECE = 256 * 1024  # of one answer
+_ABANDONED_S = 90.0  # a user who asks for no output for so long has gone
+_KEPT_EXECS = 64  # of ended ones
+
+
+@dataclass(slots=True, kw_only=True)
+class Exec:
+    """One command. `data` begins at `start` of its whole output."""
+
+    id: str
+    job_id: str
+    gang: str
+    rank: int
+    command: list[str]
+    told: bool = False  # its agent was told, and perhaps heard it
+    taken: bool = False  # its agent has answered and need not be told again
+    start: int = 0
+    data: bytearray = field(default_factory=bytearray)
+    exit_code: int | None = None
+    hand: bool = False  # a user's hand: both ways, nothing is dropped
+    input: bytearray = field(default_factory=bytearray)
+    input_start: int = 0
+    input_ended: bool = False
+    used_at: float = 0.0  # when its user last asked, by the monotonic clock
+    problem: str = ""  # why it was never begun
+
+
+class Execs:
+    """All commands of this server's life."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._all: dict[str, Exec] = {}
+
+    def start(self, exec_id: str, job_id: str, gang: str, rank: int, command: list[str], *, hand: bool = False) -> Exec:
+        """Want a command run; its agent must be woken by the caller."""
+        self._drop_old()
+        made = Exec(id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, hand=hand)
+        made.used_at = time.monotonic()
+        self._all[exec_id] = made
+        return made
+
+    def wanted(self, gang: str, rank: int) -> list[Exec]:
+        """Commands that the agent of this rank has not begun to answer."""
+        return [
+            each
+            for each in self._all.values()
+            if each.gang == gang and each.rank == rank and not each.taken and each.exit_code is None
+        ]
+
+    def untold(self, gang: str, rank: int) -> bool:
+        """Whether there is a command that the agent of this rank was never told."""
+        return any(not each.told for each in self.wanted(gang, rank))
+
+    def refuse_hands(self, gang: str, rank: int, protocol: int) -> None:
+        """The agent of this rank is too old to know users' hands: it is told of none, and their users are told why."""
+        for each in self.wanted(gang, rank):
+            if each.hand:
+                each.exit_code = 255
+                each.problem = (
+                    f"the agent of this node is older than this server and knows no such line (it speaks {protocol})"
+                )
+                self._watch.wake(each.id)
+
+    def put(self, exec_id: str, gang: str, rank: int, offset: int, data: bytes, exit_code: int | None) -> None:
+        """Take output from an agent. What came before is ignored, and so is what belongs to no command of it."""
+        found = self._all.get(exec_id)
+        if found is None or (found.gang, found.rank) != (gang, rank):
+            return
+        found.taken = True
+        end = found.start + len(found.data)
+        found.data += data[max(0, end - offset) :]
+        if len(found.data) > _KEPT_BYTES and not found.hand:  # nobody reads it: the newest is worth most
+            surplus = len(found.data) - _KEPT_BYTES
+            del found.data[:surplus]
+            found.start += surplus
+        if exit_code is not None:
+            found.exit_code = exit_code
+        self._watch.wake(exec_id)
+
+    def full(self, exec_id: str) -> bool:
+        """Whether a hand's output has to wait until its user has taken some."""
+        found = self._all.get(exec_id)
+        return found is not None and found.hand and found.exit_code is None and len(found.data) >= _HAND_BYTES
+
+    def taken(self, found: Exec, offset: int) -> None:
+        """The user has everything before `offset` of a hand's output."""
+        found.used_at = time.monotonic()
+        if found.hand and offset > found.start:
+            del found.data[: offset - found.start]
+            found.start = offset
+            self._watch.wake(found.id)
+
+    def put_input(self, found: Exec, offset: int, data: bytes, ended: bool) -> int:
+        """Take input from its user; the next byte that is wanted."""
+        found.used_at = time.monotonic()
+        end = found.input_start + len(found.input)
+        if offset <= end and len(found.input) < _HAND_BYTES:
+            found.input += data[end - offset :]
+            found.input_ended = found.input_ended or ended
+        self._watch.wake(found.id)
+        return found.input_start + len(found.input)
+
+    def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
+        """Input for an agent from this byte on, and whether that is all there will ever be."""
+        found = self._all.get(exec_id)
+        if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
+            return b"", True
+        if offset > found.input_start:
+            del found.input[: offset - found.input_start]
+            found.input_start = offset
+            self._watch.wake(found.id)
+        data = bytes(found.input[:_PIECE])
+        gone = time.monotonic() - found.used_at > _ABANDONED_S
+        return data, gone or (found.input_ended and len(data) == len(found.input))
+
+    def get(self, exec_id: str, job_id: str) -> Exec:
+        """Raises Problem."""
+        found = self._all.get(exec_id)
+        if found is None or found.job_id != job_id:
+            raise Problem("exec-not-found", f"no command {exec_id} runs beside this job")
+        return found
+
+    def end_with(self, job_id: str) -> None:
+        """The job's nodes are gone: whoever waits for a command of theirs waits no longer."""
+        for each in self._all.values():
+            if each.job_id == job_id and each.exit_code is None:
+                each.exit_code = 255
+                self._watch.wake(each.id)
+
+    def _drop_old(self) -> None:
+        ended = [each.id for each in self._all.values() if each.exit_code is not None]
+        for exec_id in ended[: max(0, len(ended) - _KEPT_EXECS)]:
+            del self._all[exec_id]

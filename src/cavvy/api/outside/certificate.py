@@ -1,0 +1,63 @@
+"""The server's own certificate, made once: nodes know it by its hash, so no authority, name or date matters to them."""
+
+import base64
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cavvy.client.state import write_private
+
+_NAME = "cavvy"
+_VALID = timedelta(days=365 * 30)  # pinned by hash: an end would only break agents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """`file` holds the key and the certificate."""
+
+    file: str
+    pin: str  # SHA-256 of the certificate, in hexadecimal
+    key_pin: str  # of its public key, as `curl --pinnedpubkey` takes it
+
+
+def load_certificate(path: str) -> Certificate:
+    """The certificate in this file, made where there is none. Raises OSError, ValueError for a damaged file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    if not os.path.exists(path):
+        write_private(path, _make())
+    with open(path, "rb") as file:
+        certificate = x509.load_pem_x509_certificate(file.read())
+    public = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return Certificate(
+        file=path,
+        pin=hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest(),
+        key_pin="sha256//" + base64.b64encode(hashlib.sha256(public).digest()).decode(),
+    )
+
+
+def _make() -> bytes:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
+    start = datetime.now(UTC) - timedelta(days=1)  # nodes' clocks may be behind
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + _VALID)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        .sign(key, SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return private + certificate.public_bytes(Encoding.PEM)

@@ -1,0 +1,109 @@
+"""Blobs: parts of frozen working folders, named by the SHA-256 of their bytes."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.errors import Problem
+from cavvy.api.house import house_of
+from cavvy.api.openapi import document
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.wire import MIB, done, read, reply, stream_bytes
+from cavvy.client import wire
+from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, Torn, make_entry, read_pack
+from cavvy.store.base import Mismatch
+from cavvy.store.blobs import BlobStore, BlobWriter
+
+_NAMES_LIMIT = 4 * MIB
+_AT_ONCE = 4 * MIB  # handed to a thread together
+
+router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
+
+
+@router.post(
+    "/missing", **document("Which blobs the server does not have.", ask=wire.BlobsAsk, answer=wire.BlobsMissing)
+)
+async def missing(request: Request, project: ProjectPath) -> Response:
+    house = house_of(request)
+    ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
+    return reply(wire.BlobsMissing(missing=await asyncio.to_thread(house.blobs.missing, ask.blobs)))
+
+
+@router.put(  # before the route that takes any name
+    "/pack",
+    **document(
+        "Upload many blobs of at most 256 KiB: each its SHA-256, its size, a line's end and its bytes; 8 MiB in all.",
+        sends=True,
+        answer=wire.BlobsStored,
+        errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
+    ),
+)
+async def put_pack(request: Request, project: ProjectPath) -> Response:
+    house = house_of(request)
+    body = b"".join([part async for part in stream_bytes(request, PACK_BYTES)])
+    try:
+        blobs = read_pack(body)
+        if len(blobs) > PACK_BLOBS:
+            raise Problem("too-large", f"the pack holds {len(blobs)} blobs, at most {PACK_BLOBS} are taken together")
+        await asyncio.to_thread(house.blobs.put_all, blobs)
+    except Torn as error:
+        raise Problem("invalid-request", f"{error}; nothing was stored") from error
+    except Mismatch as error:
+        raise Problem("blob-mismatch", str(error)) from error
+    return reply(wire.BlobsStored(stored=len(blobs)))
+
+
+@router.put(
+    "/{blob}",
+    **document("Upload a blob.", sends=True, status=204, errors=("blob-mismatch", "too-large", "disk-full")),
+)
+async def put(request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
+    house = house_of(request)
+    await take_blob(request, house.blobs.writer(blob), house.settings.whole("server.blob_mib") * MIB)
+    return done()
+
+
+async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
+    """Store the body as it comes and return its size. Raises Problem, Full."""
+    parts, size, total = [], 0, 0
+    await asyncio.to_thread(writer.__enter__)
+    try:
+        async for part in stream_bytes(request, limit):
+            parts.append(part)
+            size += len(part)
+            total += len(part)
+            if size >= _AT_ONCE:
+                await asyncio.to_thread(writer.write, b"".join(parts))
+                parts, size = [], 0
+        await asyncio.to_thread(writer.write, b"".join(parts))
+    except BaseException as error:
+        await asyncio.shield(asyncio.to_thread(writer.__exit__, type(error), error, None))
+        raise
+    try:
+        await asyncio.to_thread(writer.__exit__, None, None, None)
+    except Mismatch as error:
+        raise Problem("blob-mismatch", str(error)) from error
+    return total
+
+
+def gather(stores: Sequence[BlobStore], names: Sequence[str]) -> bytes:
+    """A pack of those small blobs that are in one of the stores, as many as it takes. Blocks. Raises Problem."""
+    entries: list[bytes] = []
+    size = 0
+    for name in names[:PACK_BLOBS]:
+        try:
+            data = next((data for store in stores if (data := store.read(name, SMALL)) is not None), None)
+        except Mismatch as error:
+            raise Problem("invalid-request", str(error)) from error
+        if data is None:
+            continue
+        entries.append(make_entry(name, data))
+        size += len(entries[-1])
+        if size > PACK_BYTES:
+            entries.pop()
+            break
+    return b"".join(entries)

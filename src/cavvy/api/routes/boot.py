@@ -1,0 +1,22 @@
+"""What a node fetches before it has a token, by hash: nothing here is secret, and nodes check what they get."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from cavvy.api.errors import Problem
+from cavvy.api.house import house_of
+from cavvy.api.openapi import document
+
+router = APIRouter(prefix="/boot/v1", tags=["agent"])
+
+
+@router.get("/{digest}", **document("A file that nodes start with, by hash.", gives=True, errors=("blob-not-found",)))
+async def fetch(request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
+    shelf = house_of(request).shelf
+    path = shelf.find(digest) if shelf is not None else None
+    if path is None:
+        raise Problem("blob-not-found", f"nothing with the hash {digest} is given out here")
+    return FileResponse(path, media_type="application/octet-stream")

@@ -1,0 +1,251 @@
+"""Agents hand checkpoints over and fetch the newest: files by content, then the commit that makes them count."""
+
+from asyncio import to_thread
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from msgspec import Struct, field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.errors import Problem
+from cavvy.api.openapi import document
+from cavvy.api.routes.agents import GangQuery, enter
+from cavvy.api.routes.blobs import take_blob
+from cavvy.api.routes.data import MovedAnswer, SignedAnswer, signed_answer, told
+from cavvy.api.wire import MIB, read, read_bytes, reply
+from cavvy.client.wire import BlobsAsk, BlobsMissing, Reply
+from cavvy.control.agents.checkpoints import Missing, Unfit
+from cavvy.control.agents.vault import Vault
+from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from cavvy.domain.messages import NotYours
+from cavvy.store.base import Mismatch
+from cavvy.store.objects.threads import in_thread
+
+_LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
+_PART_LIMIT = 32 * MIB
+_LARGEST = 1 << 50  # bytes of one file; a full disk is what bounds it
+
+router = APIRouter(prefix="/agent/v1", tags=["agent"])
+BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+
+
+class HeldCheckpoint(Reply, frozen=True, kw_only=True):
+    """A complete checkpoint; its files are fetched as blobs."""
+
+    number: int
+    attempt: int
+    made_at: datetime
+    bytes: int
+    files: list[CheckpointFile]
+    direct: bool = False  # they lie in the job's bucket: ask for a signed request for each
+
+
+class LatestAnswer(Reply, frozen=True, kw_only=True):
+    """What the gang starts from; null where the job has none."""
+
+    checkpoint: HeldCheckpoint | None
+
+
+class PartAnswer(Reply, frozen=True, kw_only=True):
+    """The next byte that the server wants; the size of the file when it holds all of it."""
+
+    offset: int
+
+
+class CommitAsk(Struct, frozen=True, kw_only=True):
+    """These files are the folder as it was at one moment; all of them have been sent."""
+
+    gang: str
+    rank: int
+    nonce: str
+    made_at: datetime
+    files: list[CheckpointFile]
+
+
+class CommitAnswer(Reply, frozen=True, kw_only=True):
+    """The checkpoint's number; or null, and what has to be sent (again) before it can count."""
+
+    number: int | None
+    missing: list[str] = field(default_factory=list)
+
+
+@router.get(
+    "/checkpoints/latest",
+    **document("The newest checkpoint of the gang's job.", answer=LatestAnswer, errors=("gang-not-found",)),
+)
+async def latest(request: Request, gang: GangQuery) -> Response:
+    house = await enter(request, gang)
+    found = await told(house.plant.checkpoints.latest(gang))
+    if found is None:
+        return reply(LatestAnswer(checkpoint=None))
+    saved, files = found
+    held = HeldCheckpoint(
+        number=saved.number,
+        attempt=saved.attempt,
+        made_at=saved.made_at,
+        bytes=saved.bytes,
+        files=list(files),
+        direct=await told(house.plant.checkpoints.vault(gang)) is not None,
+    )
+    return reply(LatestAnswer(checkpoint=held))
+
+
+@router.post(
+    "/blobs/missing",
+    **document(
+        "Which files of the coming checkpoint to send.", ask=BlobsAsk, answer=BlobsMissing, errors=("gang-not-found",)
+    ),
+)
+async def missing(request: Request, gang: GangQuery) -> Response:
+    house = await enter(request, gang)
+    ask = await read(request, BlobsAsk, _LIST_LIMIT)
+    missing = await told(house.plant.checkpoints.missing(gang, ask.blobs))
+    direct = await told(house.plant.checkpoints.vault(gang)) is not None
+    return reply(BlobsMissing(missing=list(missing), direct=direct))
+
+
+@router.put(
+    "/blobs/{blob}",
+    **document(
+        "Send a file of the coming checkpoint, whole, or the part at `offset` of its `size` bytes.",
+        sends=True,
+        answer=PartAnswer,
+        errors=("gang-not-found", "blob-mismatch", "too-large", "too-slow", "disk-full"),
+    ),
+)
+async def put(
+    request: Request,
+    blob: BlobPath,
+    gang: GangQuery,
+    offset: Annotated[int, Query(ge=0, le=_LARGEST)] = 0,
+    size: Annotated[int | None, Query(ge=1, le=_LARGEST)] = None,
+) -> Response:
+    house = await enter(request, gang)
+    blobs = await house.plant.checkpoints.blobs(gang)
+    if size is None:
+        return reply(PartAnswer(offset=await take_blob(request, blobs.writer(blob), _LARGEST)))
+    data = await read_bytes(request, _PART_LIMIT)
+    try:
+        return reply(PartAnswer(offset=await to_thread(blobs.append, blob, offset, data, size)))
+    except Mismatch as error:
+        raise Problem("blob-mismatch", str(error)) from error
+
+
+@router.post(
+    "/checkpoints",
+    **document(
+        "Commit a checkpoint whose files were sent.",
+        ask=CommitAsk,
+        answer=CommitAnswer,
+        errors=("claimed", "disk-full"),
+    ),
+)
+async def commit(request: Request) -> Response:
+    ask = await read(request, CommitAsk, _LIST_LIMIT)
+    house = await enter(request, ask.gang, ask.rank)
+    try:
+        asked = house.plant.checkpoints.commit(ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at)
+        answer = await told(asked)
+    except Unfit as error:
+        raise Problem("invalid-request", str(error)) from error
+    match answer:
+        case SavedCheckpoint(number=number):
+            return reply(CommitAnswer(number=number))
+        case Missing(blobs=blobs):
+            return reply(CommitAnswer(number=None, missing=list(blobs)))
+        case NotYours(reason=reason):
+            raise Problem("claimed", reason)
+
+
+class VaultAsk(Struct, frozen=True, kw_only=True):
+    """A file of the coming checkpoint is to be sent to the job's bucket."""
+
+    size: int
+
+
+class VaultAnswer(Reply, frozen=True, kw_only=True):
+    """In parts of so many bytes; `upload` "" is in one request."""
+
+    upload: str
+    part_bytes: int
+
+
+class VaultPartAsk(Struct, frozen=True, kw_only=True):
+    """How to send one part, from 1."""
+
+    upload: str
+    part: int
+
+
+class VaultCompleteAsk(Struct, frozen=True, kw_only=True):
+    """Every part was taken, with these ETags."""
+
+    upload: str
+    size: int
+    tags: list[str]
+
+
+class VaultAbortAsk(Struct, frozen=True, kw_only=True):
+    """No more parts come, and those that came are to go."""
+
+    upload: str
+
+
+_VAULT = "/data/checkpoint/{blob}"
+_VAULT_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denied", "data-trouble")
+
+
+@router.get(_VAULT, **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_VAULT_ERRORS))
+async def vault_get(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    return reply(signed_answer(await told(in_thread(vault.sign_get, blob))))
+
+
+@router.post(_VAULT, **document("Begin to send a file.", ask=VaultAsk, answer=VaultAnswer, errors=_VAULT_ERRORS))
+async def vault_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultAsk)
+    upload = await told(in_thread(vault.begin, blob, ask.size))
+    return reply(VaultAnswer(upload=upload.upload, part_bytes=upload.part_bytes))
+
+
+@router.post(
+    _VAULT + "/parts",
+    **document("How to send one part.", ask=VaultPartAsk, answer=SignedAnswer, errors=_VAULT_ERRORS),
+)
+async def vault_part(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultPartAsk)
+    return reply(signed_answer(await told(in_thread(vault.sign_part, blob, ask.upload, ask.part))))
+
+
+@router.post(
+    _VAULT + "/complete",
+    **document("A file was sent.", ask=VaultCompleteAsk, answer=MovedAnswer, errors=_VAULT_ERRORS),
+)
+async def vault_complete(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultCompleteAsk, 8 * MIB)
+    await told(in_thread(vault.complete, blob, ask.upload, ask.tags, ask.size))
+    return reply(MovedAnswer())
+
+
+@router.post(
+    _VAULT + "/abort",
+    **document("A file is not sent.", ask=VaultAbortAsk, answer=MovedAnswer, errors=_VAULT_ERRORS),
+)
+async def vault_abort(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    vault = await _vault(request, gang)
+    ask = await read(request, VaultAbortAsk)
+    await told(in_thread(vault.abort, blob, ask.upload))
+    return reply(MovedAnswer())
+
+
+async def _vault(request: Request, gang: str) -> Vault:
+    house = await enter(request, gang)
+    vault = await told(house.plant.checkpoints.vault(gang))
+    if vault is None:
+        raise Problem("blob-not-found", "the job keeps its checkpoints at the server, not in a bucket")
+    return vault

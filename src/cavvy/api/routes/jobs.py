@@ -1,0 +1,215 @@
+"""Jobs: submit, list, look at, stop, try again, drill."""
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query
+from pydantic import AwareDatetime
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.errors import Problem
+from cavvy.api.house import House, house_of
+from cavvy.api.openapi import document
+from cavvy.api.routes import views
+from cavvy.api.routes.submission import submit_task
+from cavvy.api.wire import MIB, read, reply
+from cavvy.client import wire
+from cavvy.client.ids import PATTERN
+from cavvy.control.desk import TooLate
+from cavvy.costs.metering import total
+from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
+from cavvy.store.base import NotFound
+
+_USUAL_PROJECT = "default"  # of commands that name none
+_LONGEST_WAIT_S = 60.0
+_EVENTS_AT_ONCE = 1000
+_LONGEST_NOTICE_S = 86400
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
+PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
+CursorQuery = Annotated[str | None, Query(max_length=200, description="From the page before.")]
+LimitQuery = Annotated[int, Query(ge=1, le=500)]
+WaitQuery = Annotated[float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for news.")]
+KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]
+
+
+@router.post(
+    "/projects/{project}/jobs",
+    **document(
+        "Submit a task.",
+        ask=wire.Submission,
+        answer=wire.Submitted,
+        status=201,
+        errors=(
+            "invalid-task",
+            "task-refused",
+            "no-offer",
+            "consent-needed",
+            "secret-missing",
+            "snapshot-missing",
+            "key-reused",
+            "too-large",
+            "disk-full",
+        ),
+    ),
+)
+async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) -> Response:
+    house = house_of(request)
+    ask = await read(request, wire.Submission, house.settings.whole("server.request_mib") * MIB)
+    job, created = await submit_task(house, project, ask, key)
+    answer = wire.Submitted(id=job.id, project=job.project, name=job.name, phase=job.phase, created=created)
+    return reply(answer, 201 if created else 200)
+
+
+@router.get("/jobs", **document("List the jobs of all projects, newest first.", answer=wire.JobPage))
+async def list_all(
+    request: Request, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
+) -> Response:
+    page = await house_of(request).store.list_jobs(None, phase or (), cursor, limit)
+    return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
+
+
+@router.get("/projects/{project}/jobs", **document("List a project's jobs, newest first.", answer=wire.JobPage))
+async def list_some(
+    request: Request, project: ProjectPath, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
+) -> Response:
+    page = await house_of(request).store.list_jobs(project, phase or (), cursor, limit)
+    return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}",
+    **document("One job with its attempts and nodes.", answer=wire.JobDetail, errors=("job-not-found",)),
+)
+async def get(request: Request, project: ProjectPath, name: JobPath) -> Response:
+    house = house_of(request)
+    job = await find_job(house, project, name)
+    attempts = [(attempt, await house.store.nodes(attempt.id)) for attempt in await house.store.attempts(job.id)]
+    position = await house.store.queue_position(job, house.now()) if _waits_in_line(job, house.now()) else None
+    spent = total(await house.store.charges(job.id))
+    return reply(views.job_detail(job, attempts, spent, position))
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/events",
+    **document("A job's story, each step with its reason.", answer=wire.EventPage, errors=("job-not-found",)),
+)
+async def events(
+    request: Request,
+    project: ProjectPath,
+    name: JobPath,
+    after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    wait_s: WaitQuery = 0,
+) -> Response:
+    house = house_of(request)
+    job = await find_job(house, project, name)
+    with house.watch.listen([job.id]) as listener:
+        found = await house.store.events(job.id, after, _EVENTS_AT_ONCE)
+        over = job.phase in JOB_ENDS
+        while not found and not over and await listener.wait(wait_s):
+            job = await house.store.job(job.id)
+            found, over = await house.store.events(job.id, after, _EVENTS_AT_ONCE), job.phase in JOB_ENDS
+            wait_s = min(wait_s, 1.0)  # the news was of something else; a little more patience
+    last = found[-1].id if found else after
+    return reply(wire.EventPage(events=[views.event_view(event) for event in found], last=last, over=over))
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/cost",
+    **document("What a job cost and where its time went.", answer=wire.CostView, errors=("job-not-found",)),
+)
+async def cost(request: Request, project: ProjectPath, name: JobPath) -> Response:
+    house = house_of(request)
+    job = await find_job(house, project, name)
+    attempts = await house.store.attempts(job.id)
+    charges = await house.store.charges(job.id)
+    return reply(views.cost_view(job, attempts, charges, house.now()))
+
+
+@router.get("/projects/{project}/cost", **document("What a project has spent.", answer=wire.ProjectCost))
+async def project_cost(request: Request, project: ProjectPath, since: AwareDatetime | None = None) -> Response:
+    spent = await house_of(request).store.spent(project, since)
+    return reply(wire.ProjectCost(project=project, since=since, total_micros=spent.micros))
+
+
+@router.post(
+    "/projects/{project}/jobs/{name}/stop",
+    **document("Want a job stopped.", ask=wire.StopAsk, answer=wire.JobRow, errors=("job-not-found",)),
+)
+async def stop(request: Request, project: ProjectPath, name: JobPath) -> Response:
+    house = house_of(request)
+    ask = await read(request, wire.StopAsk)
+    return await _row(house, await house.plant.jobs.stop(project, name, ask.reason))
+
+
+@router.post(
+    "/projects/{project}/jobs/{name}/retry",
+    **document("Queue an ended job again.", answer=wire.JobRow, errors=("job-not-found", "job-not-ended", "job-done")),
+)
+async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
+    house = house_of(request)
+    try:
+        return await _row(house, await house.plant.jobs.retry(project, name))
+    except TooLate as error:
+        job = await find_job(house, project, name)
+        if job.phase is JobPhase.DONE:
+            hint = f"run it again as a new job with `cavvy rerun {named(job)}`"
+            raise Problem("job-done", str(error), hint) from error
+        hint = f"wait for it, or stop it with `cavvy stop {named(job)}`"
+        raise Problem("job-not-ended", str(error), hint) from error
+
+
+@router.post(
+    "/projects/{project}/jobs/{name}/drill/preempt",
+    **document(
+        "Take the job's nodes away as a provider would.",
+        ask=wire.DrillAsk,
+        answer=wire.JobRow,
+        errors=("job-not-found", "job-not-running"),
+    ),
+)
+async def drill(request: Request, project: ProjectPath, name: JobPath) -> Response:
+    house = house_of(request)
+    ask = await read(request, wire.DrillAsk)
+    if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
+        raise Problem("invalid-request", f"`notice_s` must be from 0 to {_LONGEST_NOTICE_S}, not {ask.notice_s}")
+    try:
+        await house.plant.jobs.drill_preempt(project, name, timedelta(seconds=ask.notice_s))
+    except TooLate as error:
+        raise Problem("job-not-running", str(error), say_what_to_do(await find_job(house, project, name))) from error
+    return await _row(house, await find_job(house, project, name))
+
+
+async def find_job(house: House, project: str, name: str) -> Job:
+    """A job by its name or id. Raises Problem."""
+    try:
+        return await house.store.find_job(project, name)
+    except NotFound:
+        raise Problem("job-not-found", f"project {project} has no job {name}") from None
+
+
+def named(job: Job) -> str:
+    """A job as commands take it."""
+    return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
+
+
+def say_what_to_do(job: Job) -> str:
+    """For one who wanted to reach nodes that do not run."""
+    if job.phase in JOB_ENDS:
+        return f"`cavvy logs {named(job)}` has what it said; `cavvy rerun {named(job)}` runs it again"
+    return f"`cavvy status {named(job)}` says how its nodes are, and what it waits for"
+
+
+def _waits_in_line(job: Job, now: datetime) -> bool:
+    """A job that may not start yet, for its schedule, its window or a delay, has no place in the queue."""
+    early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
+    return job.phase is JobPhase.QUEUED and not early
+
+
+async def _row(house: House, job: Job) -> Response:
+    attempts = await house.store.attempts(job.id)
+    spent = total(await house.store.charges(job.id))
+    return reply(views.changed_row(job, attempts, spent))

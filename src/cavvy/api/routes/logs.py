@@ -1,0 +1,91 @@
+"""Logs: bytes of one rank, piece by piece, waiting for more where asked."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.errors import Problem
+from cavvy.api.house import House, house_of
+from cavvy.api.openapi import document
+from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named
+from cavvy.api.wire import MIB
+from cavvy.client import LogChunk
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, Job
+
+_PIECE = MIB
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/logs",
+    **document(
+        "A piece of a rank's log; the headers say where the next one begins.",
+        gives=True,
+        headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over"),
+        errors=("job-not-found", "log-not-found"),
+    ),
+)
+async def logs(
+    request: Request,
+    project: ProjectPath,
+    name: JobPath,
+    rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    attempt: Annotated[int | None, Query(ge=0, le=1_000_000, description="The first, where left out.")] = None,
+    offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    tail_bytes: Annotated[int | None, Query(ge=0, le=1 << 62, description="Begin this far before the end.")] = None,
+    wait_s: WaitQuery = 0,
+    only: Annotated[bool, Query(description="Do not go on to later attempts.")] = False,
+) -> Response:
+    house = house_of(request)
+    job = await find_job(house, project, name)
+    if rank >= max(1, job.task.nodes):
+        raise Problem("log-not-found", f"{job.name} has {job.task.nodes} ranks, from 0", _say_which(job))
+    if attempt is not None and attempt > job.attempt:
+        raise Problem("log-not-found", f"{job.name} has had {job.attempt} attempts", _say_which(job))
+    with house.watch.listen([job.id]) as listener:
+        while True:
+            chunk = await _piece(house, job, rank, attempt, offset, tail_bytes, only)
+            news = chunk.data or chunk.over or chunk.attempt != (attempt or 0)
+            if news or not await listener.wait(wait_s):
+                break
+            job = await house.store.job(job.id)
+    headers = {
+        "Cavvy-Log-Attempt": str(chunk.attempt),
+        "Cavvy-Log-Offset": str(chunk.offset),
+        "Cavvy-Log-Over": "true" if chunk.over else "false",
+    }
+    return Response(chunk.data, 200, headers, "application/octet-stream")
+
+
+def _say_which(job: Job) -> str:
+    return f"`cavvy status {named(job)}` lists its attempts and nodes"
+
+
+async def _piece(
+    house: House, job: Job, rank: int, attempt: int | None, offset: int, tail_bytes: int | None, only: bool
+) -> LogChunk:
+    """From `offset` of `attempt` (0 or None: the first there is), or the beginning of the next attempt's log."""
+    number = attempt or min(1, job.attempt)
+    ended = job.phase in JOB_ENDS
+    if tail_bytes is not None:
+        number = attempt or job.attempt
+        offset = max(0, house.logs.size(job.project, job.id, number, rank) - tail_bytes) if number else 0
+    if number == 0:
+        return LogChunk(data=b"", attempt=0, offset=0, over=ended)
+    settled = ended or number < job.attempt or await _settled(house, job, number)
+    piece = await house.quickly(house.logs.read, job.project, job.id, number, rank, offset, _PIECE)
+    offset = piece.next
+    if piece.data or not settled:
+        return LogChunk(data=piece.data, attempt=number, offset=offset, over=False)
+    if only or number == job.attempt:
+        return LogChunk(data=b"", attempt=number, offset=offset, over=only or ended)
+    return LogChunk(data=b"", attempt=number + 1, offset=0, over=False)
+
+
+async def _settled(house: House, job: Job, number: int) -> bool:
+    """Whether nothing can be added to this attempt's log any more."""
+    attempts = await house.store.attempts(job.id)
+    return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)

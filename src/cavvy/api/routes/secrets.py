@@ -1,0 +1,47 @@
+"""Secrets: set, list by name, delete; their values never come back."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.errors import Problem
+from cavvy.api.house import house_of
+from cavvy.api.openapi import document
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.wire import MIB, done, read, reply
+from cavvy.client import wire
+from cavvy.store.base import NotFound, Secret
+
+router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
+# A secret becomes an environment variable of its name.
+NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+
+
+@router.get("", **document("The names of a project's secrets.", answer=wire.SecretList))
+async def list_names(request: Request, project: ProjectPath) -> Response:
+    found = await house_of(request).store.secrets(project)
+    rows = [wire.SecretRow(name=secret.name, updated_at=secret.updated_at) for secret in found]
+    return reply(wire.SecretList(secrets=rows))
+
+
+@router.put("/{name}", **document("Set a secret.", ask=wire.SecretAsk, status=204, errors=("too-large",)))
+async def put(request: Request, project: ProjectPath, name: NamePath) -> Response:
+    house = house_of(request)
+    ask = await read(request, wire.SecretAsk, MIB)
+    if "\0" in ask.value:
+        raise Problem("invalid-request", "a secret cannot hold a NUL byte: no program could be given it")
+    sealed = await asyncio.to_thread(house.sealer.seal, project, name, ask.value)
+    await house.store.put_secret(Secret(project=project, name=name, sealed=sealed, updated_at=house.now()))
+    return done()
+
+
+@router.delete("/{name}", **document("Delete a secret.", status=204, errors=("secret-not-found",)))
+async def delete(request: Request, project: ProjectPath, name: NamePath) -> Response:
+    try:
+        await house_of(request).store.delete_secret(project, name)
+    except NotFound:
+        raise Problem("secret-not-found", f"project {project} has no secret {name}") from None
+    return done()

@@ -1,0 +1,57 @@
+"""Tokens of gangs: an HMAC of the gang's name under a secret of this installation, so none is stored."""
+
+import base64
+import hmac
+import os
+from hashlib import sha256
+
+from starlette.requests import Request
+
+from cavvy.api.errors import Problem
+from cavvy.client.state import write_private
+
+_BYTES = 32
+
+
+class Tokens:
+    """Makes and checks the tokens of gangs."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def of(self, gang: str) -> str:
+        """The token that is good for this gang and the agents' routes only."""
+        digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+    def of_claim(self, gang: str, rank: int) -> str:
+        """The token with which this rank is claimed once, by whoever comes first; it opens nothing else."""
+        text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
+        return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
+
+    def check_claim(self, request: Request, gang: str, rank: int) -> bool:
+        """Whether it shows the rank's claim token; raises Problem unless that or the gang's own."""
+        shown = request.scope.get("gang_token", "")
+        if hmac.compare_digest(shown.encode("latin-1"), self.of_claim(gang, rank).encode()):
+            return True
+        self.check(request, gang)
+        return False
+
+    def check(self, request: Request, gang: str) -> None:
+        """Raises Problem unless the request shows this gang's token."""
+        shown = request.scope.get("gang_token", "")
+        if not hmac.compare_digest(shown.encode("latin-1"), self.of(gang).encode()):
+            raise Problem("forbidden", "the token is not this gang's")
+
+
+def load_tokens(path: str) -> Tokens:
+    """The installation's own secret, made on first use. Losing the file dismisses every agent that runs."""
+    try:
+        with open(path, "rb") as file:
+            key = file.read()
+    except FileNotFoundError:
+        key = b""
+    if len(key) != _BYTES:
+        key = os.urandom(_BYTES)
+        write_private(path, key)
+    return Tokens(key)

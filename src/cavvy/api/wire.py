@@ -1,0 +1,91 @@
+"""Reading requests and writing answers: msgspec both ways, bodies bounded in size and time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from cavvy.api.errors import Problem
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+_decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
+BODY_SECONDS = 30.0  # for a whole small body, and for each part of a large one
+MIB = 1024 * 1024
+
+
+def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON."""
+    return Response(_encode(value), status, headers, "application/json")
+
+
+def done() -> Response:
+    return Response(status_code=204)
+
+
+async def read(request: Request, kind: type[T], limit: int = MIB) -> T:
+    """The body as `kind`. Raises Problem: invalid-request, too-large, too-slow."""
+    body = await read_bytes(request, limit)
+    try:
+        return _decoder(kind).decode(body or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem("invalid-request", f"the body cannot be read: {error}") from error
+
+
+def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """The whole body. Raises Problem: too-large, too-slow."""
+    _check_length(request, limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            parts, size = [], 0
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+    except TimeoutError:
+        raise Problem("too-slow", f"the body did not arrive within {BODY_SECONDS:.0f} s") from None
+    except ClientDisconnect:
+        raise Problem("too-slow", "the connection ended in the middle of the body") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body in parts as they come. Raises Problem: too-large, too-slow."""
+    _check_length(request, limit)
+    size, stream = 0, request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                part = await anext(stream, None)
+        except TimeoutError:
+            raise Problem("too-slow", f"no part of the body came for {BODY_SECONDS:.0f} s") from None
+        except ClientDisconnect:
+            raise Problem("too-slow", "the connection ended in the middle of the body") from None
+        if part is None:
+            return
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        if part:
+            yield part
+
+
+def _check_length(request: Request, limit: int) -> None:
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem("too-large", f"the body is larger than {limit / MIB:g} MiB", headers={"Connection": "close"})

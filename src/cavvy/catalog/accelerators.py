@@ -1,0 +1,193 @@
+"""One table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; every room looks names up here.
+
+Figures are the vendor's data sheet's for one accelerator (one GPU, one TPU chip), dense, without sparsity. None and
+absent entries are facts that we could not vouch for. `fp64` is the matrix unit's rate where there is one, `fp32` the
+vector unit's; `fp16`, `bf16` and `fp8` accumulate in 32 bits. Memory is nominal, as the product is sold.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+
+
+class Vendor(StrEnum):
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
+    GOOGLE = "google"
+    AWS = "aws"
+    QUALCOMM = "qualcomm"
+
+
+class Kind(StrEnum):
+    GPU = "gpu"
+    TPU = "tpu"
+    ASIC = "asic"
+    FPGA = "fpga"
+
+
+class Precision(StrEnum):
+    FP64 = "fp64"
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    FP4 = "fp4"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One memory size that the product is sold with."""
+
+    mib: int
+    gb_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One product. Asking for its `family` means any product of it: H100 means SXM, PCIe and NVL."""
+
+    name: str
+    family: str
+    vendor: Vendor
+    kind: Kind
+    year: int | None  # announced
+    memory: tuple[Memory, ...]  # smallest first
+    peak: Mapping[Precision, float] = field(default_factory=dict)  # FLOP/s, OP/s for int8
+    interconnect: str | None = None  # between accelerators of one node
+    tdp_w: int | None = None
+    aliases: tuple[str, ...] = ()
+    source: str
+
+    def bandwidth(self, memory_mib: int | None = None) -> float | None:
+        """GB/s of the variant with this much memory, of the largest one where it is not given."""
+        for memory in self.memory:
+            if memory.mib == memory_mib:
+                return memory.gb_per_s
+        return self.memory[-1].gb_per_s if self.memory else None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a name stands for: a product and, where the name says so, its memory."""
+
+    accelerator: Accelerator
+    memory_mib: int | None = None
+
+
+def list_accelerators() -> tuple[Accelerator, ...]:
+    """Every accelerator known, grouped by vendor, newest first."""
+    from cavvy.catalog.accelerator_table import ROWS
+
+    return ROWS
+
+
+def find_accelerator(name: str) -> Known | None:
+    """Look a name up, whatever its case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA A100-SXM4-80GB".
+
+    The answer carries a memory size where the name does (A100-80GB).
+    """
+    known = next(filter(None, (_names().get(_plain(text)) for text in _shorter(name))), None)
+    if known is None or known.memory_mib is not None:
+        return known
+    size = _SIZE_IN_NAME.search(re.sub(r"[-_]", " ", name))
+    sizes = {memory.mib for memory in known.accelerator.memory}
+    return Known(known.accelerator, int(size[1]) * 1024) if size and int(size[1]) * 1024 in sizes else known
+
+
+def identify(product: str, memory_mib: int | None = None) -> Known | None:
+    """Recognise what a driver or provider calls a device ("NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X").
+
+    `memory_mib` is what the driver reports; the answer carries the nominal size (a 24 GB card reports less).
+    """
+    known = find_accelerator(product)
+    if known is None:
+        return None
+    return Known(known.accelerator, nominal_memory(known.accelerator, memory_mib) or known.memory_mib)
+
+
+def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | None:
+    """The size the product is sold with that is nearest to the one reported, within 12 %; else what was reported."""
+    if memory_mib is None:
+        return accelerator.memory[0].mib if len(accelerator.memory) == 1 else None
+    sizes = [memory.mib for memory in accelerator.memory if abs(memory.mib - memory_mib) <= 0.12 * memory.mib]
+    return min(sizes, key=lambda mib: abs(mib - memory_mib)) if sizes else memory_mib
+
+
+@cache
+def names_matching(name: str) -> frozenset[str]:
+    """The canonical names that satisfy a wish: a product, a family, a vendor (nvidia) or a kind (gpu, tpu, fpga).
+
+    A name that the table does not know stands for itself, so that offers of unknown devices can still be asked for.
+    """
+    plain = _plain(name)
+    rows = list_accelerators()
+    for group in (
+        frozenset(row.name for row in rows if row.kind == plain),
+        frozenset(row.name for row in rows if row.vendor == plain),
+        frozenset(row.name for row in rows if _plain(row.family) == plain),
+    ):
+        if group:
+            return group
+    known = find_accelerator(name)
+    return frozenset({known.accelerator.name}) if known else frozenset({name})
+
+
+def is_match(accelerator: str, wish: str | None) -> bool:
+    """Whether a device of this canonical name satisfies a wish; one that the table does not know counts as a GPU."""
+    if wish is None or accelerator in names_matching(wish):
+        return True
+    return wish == Kind.GPU and find_accelerator(accelerator) is None
+
+
+def suggest(name: str) -> str | None:
+    """The known name most like a misspelt one, or None."""
+    from difflib import get_close_matches
+
+    alike = name.translate(_LOOKALIKES)
+    if alike != name and find_accelerator(alike):
+        return alike
+    display = {_plain(text): text for row in list_accelerators() for text in (row.name, *row.aliases)}
+    display |= {_plain(row.name): row.name for row in list_accelerators()}
+    display |= {group: group for group in (*Kind, *Vendor)}
+    close = get_close_matches(_plain(name), display, n=1, cutoff=0.6)
+    return display[close[0]] if close else None
+
+
+_LOOKALIKES = str.maketrans("oOlI", "0011")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@cache
+def _names() -> dict[str, Known]:
+    names: dict[str, Known] = {}
+    for row in list_accelerators():
+        for text in (row.name, *row.aliases):
+            names.setdefault(_plain(text), Known(row))
+            for memory in row.memory:
+                size = f"{memory.mib // 1024}"
+                names.setdefault(_plain(text + size + "gb"), Known(row, memory.mib))
+                names.setdefault(_plain(text + size + "g"), Known(row, memory.mib))
+    return names
+
+
+_SIZE_IN_NAME = re.compile(r"\b(\d+)\s*G[iI]?B?\b", re.IGNORECASE)
+_NOISE = re.compile(
+    r"\b(nvidia|amd|intel\(r\)|intel|instinct|tesla|geforce|quadro|radeon|graphics|generation|gpu|accelerator|"
+    r"sxm\d?|hbm\d?e?|oam|corporation|server|edition|workstation)\b",
+    re.IGNORECASE,
+)
+
+
+def _shorter(product: str) -> list[str]:
+    """The name as given, without its vendor's words, and without its memory."""
+    spaced = re.sub(r"[-_]", " ", product)
+    bare = _NOISE.sub(" ", spaced)
+    return [product, spaced, bare, _SIZE_IN_NAME.sub(" ", bare)]

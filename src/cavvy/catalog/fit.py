@@ -1,0 +1,288 @@
+"""Whether an offer can carry one node of a need, and if not, why; for live offers, and the meaning of the snapshot's.
+
+A fact that an offer does not state (memory 0, network None) does not meet a need for it. A disk that it does not state
+is one that is chosen at launch, and does. On a shared host a job holds only what it asks for, so upper limits and exact
+counts do not rule the host out.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from cavvy.catalog.accelerators import is_match
+from cavvy.catalog.needs import format_need
+from cavvy.catalog.query import Constraint, Matches, NearMiss
+from cavvy.catalog.regions import is_region
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, Resources, SpotPolicy
+from cavvy.domain.units import HourlyRate, format_memory, format_rate
+
+PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
+    SpotPolicy.NEVER: (Purchase.ON_DEMAND,),
+    SpotPolicy.ONLY: (Purchase.SPOT,),
+    SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
+}
+ELSEWHERE = 1.0  # how far another region, provider or purchase option is, where 1 is twice the price or half the size
+OTHER_ACCELERATOR = 20.0  # farther than another number of the one that was asked for
+UNKNOWN = 1.5  # a fact that the offer does not state
+
+
+def first_failing(offer: Offer, need: Resources) -> Constraint | None:
+    """The first constraint, in the order of `Constraint`, that the offer fails; None where it fits."""
+    return next((constraint for constraint in Constraint if not _meets(offer, need, constraint)), None)
+
+
+def match_offers(offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5) -> Matches:
+    """What `Catalog.match` answers, over offers in memory."""
+    fitting: list[Offer] = []
+    rejected: dict[Constraint, int] = {}
+    near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
+    total = 0
+    for offer in offers:
+        total += 1
+        failed = first_failing(offer, need)
+        if failed is None:
+            fitting.append(offer)
+            continue
+        rejected[failed] = rejected.get(failed, 0) + 1
+        missed = near_miss(offer, need)
+        if missed is not None:
+            constraint, distance = missed
+            key = (constraint, offer.provider, offer.instance_type)
+            if key not in near or (distance, order(offer)) < (near[key][0], order(near[key][1])):
+                near[key] = (distance, offer)
+    ranked = sorted(near.items(), key=lambda item: (item[1][0], order(item[1][1])))
+    return Matches(
+        offers=tuple(sorted(fitting, key=order)[:limit]),
+        matched=len(fitting),
+        total=total,
+        rejected=dict(sorted(rejected.items(), key=lambda item: list(Constraint).index(item[0]))),
+        misses=tuple(make_miss(offer, need, key[0]) for key, (_, offer) in ranked[:misses]),
+    )
+
+
+def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
+    """Cheapest first, then by name, so that the order never depends on where offers come from."""
+    return (
+        offer.rate.micros_per_hour,
+        offer.provider,
+        offer.region,
+        offer.zone or "",
+        offer.instance_type,
+        offer.accelerator_count,
+        offer.purchase,
+    )
+
+
+def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
+    """The only constraint that the offer fails and how far off it is; None where it fails none or several.
+
+    A machine without accelerators is never near a need for them, nor is another type near a need for one by name.
+    """
+    if offer.purchase is Purchase.RESERVED:
+        return None
+    missed: tuple[Constraint, float] | None = None
+    if need.accelerators:
+        stage, missed = accelerator_fit(
+            offer.accelerator, offer.accelerator_count, offer.accelerator_memory_mib, need.accelerators, offer.shared
+        )
+        if stage is not None and missed is None:
+            return None
+    for constraint in Constraint:
+        if constraint in _ACCELERATOR or _meets(offer, need, constraint):
+            continue
+        if missed is not None or constraint is Constraint.INSTANCE:
+            return None
+        missed = constraint, _distance(offer, need, constraint)
+    return missed
+
+
+def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss:
+    """An offer that fails this constraint alone, in words."""
+    per_cpu = need.memory_per_cpu_mib is not None
+    return NearMiss(offer=offer, constraint=constraint, text=explain(offer, need, constraint), per_cpu=per_cpu)
+
+
+def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
+    """Why an offer fails a constraint, with both figures: "costs $19.92/h, your limit is $15.00/h"."""
+    match constraint:
+        case Constraint.PURCHASE:
+            wanted = " or ".join(PURCHASES[need.spot])
+            return f"is {offer.purchase}, you asked for {wanted} (spot: {need.spot})"
+        case Constraint.ACCELERATOR | Constraint.COUNT | Constraint.ACCELERATOR_MEMORY:
+            asked = " or ".join(format_need(item) for item in need.accelerators)
+            return f"has {_accelerators(offer)}, you asked for {asked}"
+        case Constraint.INSTANCE:
+            return f"is {offer.instance_type}, you asked for {need.instance}"
+        case Constraint.CPUS:
+            noun = "CPU" if offer.vcpus == 1 else "CPUs"
+            return _gap(noun, _number(offer.vcpus), _range(need.cpus_min, need.cpus_max, _number))
+        case Constraint.MEMORY:
+            return _memory_gap(offer, need)
+        case Constraint.DISK:
+            return f"has {offer.disk_gib} GiB of disk, you asked for {need.disk_gib} GiB"
+        case Constraint.NETWORK:
+            asked = f"at least {_gbits(need.network.min_mbps or 0) if need.network else ''}"
+            return _gap("network", _gbits(offer.network_mbps) if offer.network_mbps else "", asked)
+        case Constraint.PROVIDER:
+            return f"is at {offer.provider}, you asked for {', '.join(need.providers)}"
+        case Constraint.REGION:
+            return f"is in {offer.zone or offer.region}, you asked for {', '.join(need.regions)}"
+        case Constraint.PRICE:
+            assert need.max_rate is not None
+            return f"costs {_price(offer.rate, need.max_rate)}, your limit is {_price(need.max_rate, offer.rate)}"
+
+
+_ACCELERATOR = (Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR_MEMORY)
+
+
+@lru_cache(maxsize=4096)
+def accelerator_fit(
+    name: str | None, count: int, memory_mib: int, needs: tuple[AcceleratorNeed, ...], shared: bool = False
+) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
+    """The first of the three accelerator constraints that fails, and the only one and its distance if just one does.
+
+    With alternatives, a constraint fails where no alternative that meets the earlier ones meets it.
+    """
+    if name is None or not count:
+        return Constraint.ACCELERATOR, None
+    stage = 0
+    near: tuple[float, int] | None = None
+    for need in needs:
+        least, most = need.count_min, need.count_max or need.count_min
+        size = (need.memory_min_mib or 0, need.memory_max_mib or _NO_END)
+        fails = (
+            not is_match(name, need.name),
+            count < least or (count > most and not shared),
+            not size[0] <= memory_mib <= size[1],
+        )
+        if not any(fails):
+            return None, None
+        stage = max(stage, fails.index(True))
+        if sum(fails) == 1:
+            which = fails.index(True)
+            gap = (OTHER_ACCELERATOR, relative_gap(count, least, most), relative_gap(memory_mib, *size))[which]
+            near = min(near or (gap, which), (gap, which))
+    return _ACCELERATOR[stage], None if near is None else (_ACCELERATOR[near[1]], near[0])
+
+
+_NO_END = 1 << 60
+
+
+def relative_gap(value: float, low: float | None, high: float | None) -> float:
+    """How far a value is outside its bounds, relative to it or to the bound, whichever is smaller."""
+    if not value:
+        return UNKNOWN
+    if low is not None and value < low:
+        return low / value - 1
+    return value / high - 1 if high else 0.0
+
+
+def _meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
+    match constraint:
+        case Constraint.PURCHASE:
+            return offer.purchase in PURCHASES[need.spot]
+        case Constraint.ACCELERATOR | Constraint.COUNT | Constraint.ACCELERATOR_MEMORY:
+            return _meets_accelerators(offer, need, constraint)
+        case Constraint.INSTANCE:
+            return need.instance is None or offer.instance_type.lower() == need.instance.lower()
+        case Constraint.CPUS:
+            return _within(offer.vcpus, need.cpus_min, need.cpus_max, offer.shared)
+        case Constraint.MEMORY:
+            return _within(*_memory(offer, need), offer.shared)
+        case Constraint.DISK:
+            return need.disk_gib is None or offer.disk_gib is None or offer.disk_gib >= need.disk_gib
+        case Constraint.NETWORK:
+            least = need.network.min_mbps if need.network else None
+            return least is None or (offer.network_mbps or 0) >= least
+        case Constraint.PROVIDER:
+            return not need.providers or offer.provider in need.providers
+        case Constraint.REGION:
+            return not need.regions or any(
+                is_region(wanted, offer.provider, offer.region, offer.zone) for wanted in need.regions
+            )
+        case Constraint.PRICE:
+            return need.max_rate is None or offer.rate <= need.max_rate
+
+
+def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -> bool:
+    if not need.accelerators:
+        return True
+    failed, _ = accelerator_fit(
+        offer.accelerator, offer.accelerator_count, offer.accelerator_memory_mib, need.accelerators, offer.shared
+    )
+    return failed is not constraint
+
+
+def memory_bounds(need: Resources, memory_mib: int, cpus: float) -> tuple[int, int | None, int | None]:
+    """A node's memory, and what it must be at least and at most; 0 where what it is measured by is not stated."""
+    if need.memory_per_cpu_mib is None:
+        return memory_mib, need.memory_min_mib, need.memory_max_mib
+    return memory_mib if cpus else 0, need.least_memory_mib(cpus), need.memory_max_mib
+
+
+def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
+    """Of a shared host only the CPUs that the job holds count."""
+    return memory_bounds(need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus)
+
+
+def _memory_gap(offer: Offer, need: Resources) -> str:
+    fixed = need.memory_min_mib is not None or need.memory_max_mib is not None
+    asked = [_range(need.memory_min_mib, need.memory_max_mib, format_memory)] if fixed else []
+    if need.memory_per_cpu_mib is not None:
+        asked.append(f"{format_memory(need.memory_per_cpu_mib)} for each CPU")
+        if offer.memory_mib and not offer.vcpus:
+            return _gap("CPUs", "", asked[-1])
+    has = format_memory(offer.memory_mib) if offer.memory_mib else ""
+    counted = f" for {_number(offer.vcpus)} CPUs" if need.memory_per_cpu_mib is not None and has else ""
+    return _gap(f"memory{counted}", has, " and ".join(asked))
+
+
+def _within(value: float, low: float | None, high: float | None, shared: bool) -> bool:
+    if low is None and high is None:
+        return True
+    return bool(value) and value >= (low or 0) and (shared or high is None or value <= high)
+
+
+def _distance(offer: Offer, need: Resources, constraint: Constraint) -> float:
+    match constraint:
+        case Constraint.CPUS:
+            return relative_gap(offer.vcpus, need.cpus_min, need.cpus_max)
+        case Constraint.MEMORY:
+            return relative_gap(*_memory(offer, need))
+        case Constraint.DISK:
+            return relative_gap(offer.disk_gib or 0, need.disk_gib, None)
+        case Constraint.NETWORK:
+            return relative_gap(offer.network_mbps or 0, need.network.min_mbps if need.network else None, None)
+        case Constraint.PRICE:
+            assert need.max_rate is not None
+            return relative_gap(offer.rate.micros_per_hour, None, need.max_rate.micros_per_hour or 1)
+        case _:
+            return ELSEWHERE
+
+
+def _accelerators(offer: Offer) -> str:
+    memory = f" of {format_memory(offer.accelerator_memory_mib)}" if offer.accelerator_memory_mib else ""
+    return f"{offer.accelerator_count} {offer.accelerator}{memory}" if offer.accelerator else "no accelerator"
+
+
+def _gap(noun: str, has: str, asked: str) -> str:
+    return f"has {has} {noun}, you asked for {asked}" if has else f"does not state its {noun}, you asked for {asked}"
+
+
+def _price(rate: HourlyRate, other: HourlyRate) -> str:
+    """As exact as it takes to tell the two apart."""
+    return format_rate(rate) if format_rate(rate) != format_rate(other) else f"${rate.usd:,.6f}/h"
+
+
+def _range(low: float | None, high: float | None, show: Callable[..., str]) -> str:
+    if low is not None and high is not None:
+        return show(low) if low == high else f"{show(low)} to {show(high)}"
+    return f"at least {show(low)}" if low is not None else f"at most {show(high or 0)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if value else ""
+
+
+def _gbits(mbps: int) -> str:
+    return f"{mbps / 1000:g} Gbit/s"

@@ -1,0 +1,185 @@
+"""Accelerator wishes as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`; the spec room and the CLI use it.
+
+A wish is alternatives joined by `|`. An alternative is parts joined by `:` in any order after the name:
+
+    name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga); without one, any GPU
+    count    8, 1..4, 2.. or ..4 on each node; 1 where none is given
+    memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
+
+A size after a product is exact (A100:80GB); without a product it is the least that will do (24GB, nvidia:24GB).
+`H100|A100:8` asks for eight of either: an alternative without a count takes that of the next one that has it.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from cavvy.catalog.accelerators import Kind, Vendor, find_accelerator, names_matching, suggest
+from cavvy.domain.tasks import AcceleratorNeed
+from cavvy.domain.units import UnitError, parse_memory_mib
+
+MOST = 65_536  # the upper end of an open count such as `2..`
+_COUNT = re.compile(r"\d+|\d+\s*\.\.\s*\d*|\.\.\s*\d+")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
+
+
+class NeedError(ValueError):
+    """A wish that cannot be read; the message says what was expected, `hint` what to write instead, if known."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    name: str | None = None
+    count: tuple[int, int | None] | None = None
+    memory: tuple[int | None, int | None] | None = None
+
+
+def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
+    """Read a wish into alternatives; names come back canonical. Raises NeedError."""
+    alternatives = [part.strip() for part in str(text).split("|")]
+    if not all(alternatives) or isinstance(text, bool):
+        raise NeedError(f"expected accelerators such as H100:8, A100:80GB:1..4 or 24GB, not {str(text)!r}")
+    needs: list[AcceleratorNeed] = []
+    after = _Parts()
+    for part in map(_parse_alternative, reversed(alternatives)):
+        full = replace(part, count=part.count or after.count)
+        needs.append(_need(full))
+        after = full
+    return tuple(reversed(needs))
+
+
+def format_need(need: AcceleratorNeed) -> str:
+    """The shortest text that `parse_accelerator` reads back as this need, for messages."""
+    count = str(need.count_min)
+    if need.count_max is not None and need.count_max != need.count_min:
+        count += ".." if need.count_max >= MOST else f"..{need.count_max}"
+    parts = [need.name or "any"]
+    memory = _format_memory(need)
+    return ":".join([*parts, *([memory] if memory else []), count])
+
+
+def _format_memory(need: AcceleratorNeed) -> str:
+    low, high = need.memory_min_mib, need.memory_max_mib
+    if low is None and high is None:
+        return ""
+    if low == high and low is not None:
+        return _size(low)
+    if high is None and low is not None and (need.name is None or _is_group(need.name)):
+        return _size(low)
+    return f"{_size(low) if low is not None else ''}..{_size(high) if high is not None else ''}"
+
+
+def _size(mib: int) -> str:
+    return f"{mib // 1024}GB" if mib % 1024 == 0 else f"{mib}MB"
+
+
+def _parse_alternative(text: str) -> _Parts:
+    parts = _Parts()
+    for piece in (piece.strip() for piece in text.split(":")):
+        if not piece:
+            raise NeedError(
+                f"{text!r} has an empty part between colons", "write it as NAME:MEMORY:COUNT, such as A100:80GB:8"
+            )
+        parts = _add(parts, piece, text)
+    return parts
+
+
+def _add(parts: _Parts, piece: str, text: str) -> _Parts:
+    if _COUNT.fullmatch(piece):
+        if parts.count is not None:
+            raise NeedError(f"{text!r} has two counts", "write memory with its unit, such as A100:80GB:8")
+        return replace(parts, count=_count(piece))
+    if _is_memory(piece):
+        if parts.memory is not None:
+            raise NeedError(f"{text!r} has two memory sizes", "write a range as 40GB..80GB")
+        return replace(parts, memory=_memory(piece))
+    if re.fullmatch(r"[\d.]+\+|-\d+|[\d.]+|\d+-\d+", piece):
+        raise NeedError(f"{piece!r} in {text!r} is not a count", "expected 8, 1..4, 2.. (two or more) or ..4")
+    if parts.name is not None and not _is_group(parts.name):
+        raise NeedError(
+            f"{text!r} names both {parts.name!r} and {piece!r}",
+            "write alternatives as H100:8|A100:8; memory needs a unit",
+        )
+    return replace(parts, name=_name(piece, text))
+
+
+def _name(piece: str, text: str) -> str:
+    if piece.lower() == "any":
+        return "any"
+    if _is_group(piece):
+        return piece.lower()
+    if find_accelerator(piece) is None and names_matching(piece) == {piece}:
+        close = suggest(piece)
+        hint = f"did you mean {close}?" if close else "see `cavvy offers --accelerators` for the names known"
+        raise NeedError(f"no accelerator is called {piece!r}" + (f" (in {text!r})" if piece != text else ""), hint)
+    return piece
+
+
+def _is_group(name: str) -> bool:
+    return name.lower() in {*Kind, *Vendor, "any"}
+
+
+def _count(piece: str) -> tuple[int, int | None]:
+    low, dots, high = (part.strip() for part in piece.partition(".."))
+    least = int(low or 1)
+    most = None if not dots else int(high) if high else MOST
+    if least < 1 or (most is not None and most < least):
+        raise NeedError(
+            f"{piece!r} is not a count", "expected at least 1, and ranges from the lower to the higher number"
+        )
+    return least, None if most == least else most
+
+
+def _is_memory(piece: str) -> bool:
+    ends = [end.strip() for end in piece.split("..")]
+    return len(ends) <= 2 and any(ends) and all(_SIZE.fullmatch(end) for end in ends if end) and _has_unit(ends)
+
+
+def _has_unit(ends: list[str]) -> bool:
+    return any(end[-1:].isalpha() for end in ends)
+
+
+def _memory(piece: str) -> tuple[int | None, int | None]:
+    low, dots, high = (part.strip() for part in piece.partition(".."))
+    try:
+        least = parse_memory_mib(low) if low else None
+        most = parse_memory_mib(high) if high else None
+    except UnitError as error:
+        raise NeedError(str(error)) from None
+    if least is not None and most is not None and most < least:
+        raise NeedError(f"{piece!r} is not a memory range", "write the smaller size first")
+    return (least, most) if dots else (least, -1)  # -1: one size; whether exact depends on the name
+
+
+def _need(parts: _Parts) -> AcceleratorNeed:
+    low, high = parts.memory or (None, None)
+    name = parts.name or "gpu"
+    if high == -1:
+        high = None if _is_group(name) else low
+    known = None if _is_group(name) else find_accelerator(name)
+    if known and known.memory_mib is not None and parts.memory is None:
+        low = high = known.memory_mib
+    least, most = parts.count or (1, None)
+    return AcceleratorNeed(
+        name=None if name == "any" else _canonical(name),
+        count_min=least,
+        count_max=most,
+        memory_min_mib=low,
+        memory_max_mib=high,
+    )
+
+
+def _canonical(name: str) -> str:
+    """The product's or family's own spelling. H100-SXM stays, since H100 alone means the whole family."""
+    if _is_group(name):
+        return name
+    known = find_accelerator(name)
+    if known is None:
+        return name
+    row = known.accelerator
+    if row.name == row.family and len(names_matching(row.family)) > 1 and names_matching(name) == {row.name}:
+        return f"{row.name}-SXM"
+    return row.name

@@ -1,0 +1,181 @@
+"""`cavvy bench`: the user's own script for a minute on chosen accelerators; the work profile keeps the rates."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cavvy.cli.reach.session import named, session
+from cavvy.cli.task.reading import param_option, read_params, read_task
+from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.output import Column, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+    from cavvy.client.wire import JobDetail
+
+_POLL_S = 0.5
+_START_S = 1800  # to get a place and set it up, before the minute begins
+
+
+@click.command("bench")
+@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@click.option("--gpu", "gpus", metavar="WISH", multiple=True, help="Accelerators to try, such as H100:1; repeatable.")
+@click.option("--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=60, show_default=True, help="Of measuring, each.")
+@click.option("--save", metavar="WORK.JSON", type=click.Path(dir_okay=False),
+              help="Where the rates go.  [default: `work.profile` of the task]")  # fmt: skip
+@click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
+@param_option
+@output_option
+def command(
+    file: str, gpus: tuple[str, ...], providers: tuple[str, ...], seconds: float, save: str | None, yes: bool,
+    param: tuple[str, ...], output: str,
+) -> None:  # fmt: skip
+    """Run the task's own script for a minute on each choice and keep the samples per second that it reports.
+
+    The script reports its progress: `cavvy.train` does, and any program can, by a line
+    `CAVVY_PROGRESS {"done": 1280}`. The task's `work.profile` then says what was measured, and `cavvy plan` ranks
+    by it; accelerators that were not tried follow by what is known of them.
+    """
+
+    params = read_params(param)
+    loaded = read_task(file, params)
+    work = loaded.task.work
+    target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
+    if target is None:
+        raise Failure("there is nowhere to keep the rates", "name `profile: work.json` in the task's `work`, or --save")
+    found = []
+    with session() as client:
+        for gpu in gpus or (None,):
+            text = make_text(loaded.text, gpu, providers, seconds)
+            found.append(_measure(client, loaded, text, file, params, seconds, yes))
+    keep(target, {key: rate for key, rate, _ in found if rate})
+    columns = (Column("key", "NODE"), Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
+               Column("job"))  # fmt: skip
+    rows_out(columns, found, output)
+    silent = [job for _, rate, job in found if rate is None]
+    if silent:
+        hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows what the job said"
+        raise Failure("not every choice reported progress", hint)
+
+
+def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
+    """The task file with these choices and a limit. Raises Failure where it is another tool's file."""
+    import yaml
+
+    data = yaml.safe_load(text)
+    if not isinstance(data, dict) or "run" not in data:
+        raise Failure("only a task file of Cavvy's own can be benched", "`cavvy validate` says what a file is")
+    resources: dict[str, Any] = dict(data.get("resources") or {})
+    if gpu:
+        resources["gpu"] = gpu
+    if providers:
+        resources["providers"] = list(providers)
+    limits: dict[str, Any] = dict(data.get("limits") or {})
+    limits["duration"] = f"{round(seconds + _START_S)}s"
+    changed: dict[str, Any] = {
+        **data,
+        "resources": resources,
+        "limits": limits,
+        "name": f"bench-{data.get('name', 'task')}"[:50],
+    }
+    for gone in ("outputs", "checkpoint", "webhooks"):  # what a minute must not leave behind or take up
+        changed.pop(gone, None)
+    return str(yaml.safe_dump(changed, sort_keys=False))
+
+
+def keep(path: Path, rates: dict[str, float]) -> None:
+    """Write measured rates into a work profile; what it holds stays."""
+    from cavvy.cli.task.profiles import read_file
+
+    data: dict[str, Any] = read_file(path) if path.exists() else {"format": "cavvy-work-profile/1"}
+    data["measured"] = {**data.get("measured", {}), **rates}
+    path.write_text(json.dumps(data) + "\n")
+
+
+def _measure(
+    client: "Client", loaded: Any, text: str, file: str, params: dict[str, str], seconds: float, yes: bool
+) -> tuple[str, float | None, str]:
+    from cavvy.cli.task.submission import make_origin, submit
+
+    task = loaded.task
+    origin = make_origin(client, task.project, loaded, text)
+    job = submit(client, text, path=file, params=params, project=task.project, origin=origin, consent=yes)
+    click.echo(f"{job.name}: waiting for its first samples", err=True)
+    try:
+        rate, key = _watch(client, task.project, job.name, seconds)
+    finally:
+        _stop(client, task.project, job.name)
+    return key, rate, job.name
+
+
+def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[float | None, str]:
+    """Samples per second of one node over `seconds` from the first report on, and which node it was."""
+    from cavvy.cli.view.shown import ENDED
+
+    seen: list[tuple[float, float]] = []  # when, and how many samples were done
+    key = "-"
+    ends = time.monotonic() + _START_S
+    while time.monotonic() < ends:
+        job = client.job(project, name)
+        key = node_key(job) or key
+        done = read_done(job)
+        now = time.monotonic()
+        if done is not None and (not seen or done > seen[-1][1]):
+            ends = ends if seen else now + seconds
+            seen.append((now, done))
+        if job.phase in ENDED:
+            break
+        time.sleep(_POLL_S)
+    rate = read_rate(seen, seconds)
+    return rate / max(1, len(job.attempts[-1].nodes)) if rate is not None else None, key
+
+
+def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
+    """Samples per second between reports, the first sixth of the time left out: it warms up and compiles."""
+    steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
+    steady = steady if len(steady) > 1 else seen
+    if len(steady) < 2:
+        return None
+    return (steady[-1][1] - steady[0][1]) / (steady[-1][0] - steady[0][0])
+
+
+def read_done(job: "JobDetail") -> float | None:
+    """The samples that the first rank reports to be done."""
+    if not job.attempts or not job.attempts[-1].nodes:
+        return None
+    done = job.attempts[-1].nodes[0].progress.get("done")
+    return float(done) if isinstance(done, int | float) else None
+
+
+def node_key(job: "JobDetail") -> str | None:
+    """How `work.rates` names the node that the job runs on."""
+    from msgspec.json import decode
+
+    from cavvy.domain.tasks import Task
+
+    if not job.attempts:
+        return None
+    offer = decode(job.attempts[-1].offer)
+    task = decode(job.task, type=Task)
+    if not offer.get("accelerator") or not task.resources.accelerators:
+        return "cpu"
+    count = offer["accelerator_count"]
+    if offer.get("shared"):
+        count = max(1, min(need.count_min for need in task.resources.accelerators))
+    size = offer.get("accelerator_memory_mib")
+    return f"{offer['accelerator']}{f'-{size // 1024}GB' if size else ''}:{count}"
+
+
+def _stop(client: "Client", project: str, name: str) -> None:
+    from cavvy.cli.view.shown import ENDED
+    from cavvy.client import ApiError
+
+    try:
+        if client.job(project, name).phase not in ENDED:
+            client.stop(project, name, reason="measured by cavvy bench")
+    except ApiError as error:
+        click.echo(f"note: {name} could not be stopped: {error.message}", err=True)

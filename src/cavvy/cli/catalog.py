@@ -1,0 +1,243 @@
+"""`cavvy catalog`: what the price catalog holds, how it is refreshed, and what changed between two of them."""
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.output import output_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from cavvy.domain.offers import Offer
+    from cavvy.store.snapshot.compare import Change
+    from cavvy.store.snapshot.reader import SnapshotInfo
+
+
+@click.group("catalog", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Show, refresh and compare the price catalog."""
+
+
+@command.command("info")
+@output_option
+def info(output: str) -> None:
+    """Say which catalog is in use, how old it is, and what it holds from where."""
+    from cavvy.cli.view.output import Column, json_out, pairs_out, rows_out
+    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot.choose import SHIPPED
+
+    with _errors(), Snapshot.open() as snapshot:
+        head, providers, sources = snapshot.info(), snapshot.providers(), snapshot.sources()
+    columns = [
+        Column("provider"),
+        Column("regions", right=True),
+        Column("instance_types", "TYPES", right=True),
+        Column("on_demand", "ON-DEMAND", right=True),
+        Column("spot", right=True),
+        Column("reserved", right=True),
+        Column("with_accelerator", "ACCELERATED", right=True),
+        Column("as_of", "NEWEST", show=str),
+    ]
+    rows = [
+        (p.name, p.regions, p.instance_types, p.on_demand, p.spot, p.reserved, p.with_accelerator, p.as_of)
+        for p in providers
+    ]
+    if output == "csv":
+        rows_out(columns, rows, output)
+        return
+    if output == "json":
+        names = [column.name for column in columns]
+        json_out(
+            {
+                "path": str(head.path),
+                "shipped": head.path == SHIPPED,
+                "as_of": head.as_of,
+                "rows": head.rows,
+                "rows_with_accelerator": head.rows_with_accelerator,
+                "bytes": head.bytes,
+                "providers": [dict(zip(names, row, strict=True)) for row in rows],
+                "sources": [
+                    {"name": s.name, "as_of": s.as_of, "rows": s.rows, "providers": s.providers} for s in sources
+                ],
+            }
+        )
+        return
+    pairs_out(_head(head))
+    click.echo()
+    rows_out(columns, rows)
+    click.echo()
+    rows_out(
+        [
+            Column("rows", right=True),
+            Column("as_of", "DATE", show=str),
+            Column("providers"),
+            Column("source", wide=True),
+        ],
+        [(s.rows, s.as_of, ", ".join(s.providers), s.name) for s in sources],
+    )
+
+
+def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
+    from cavvy.store.snapshot.choose import SHIPPED, problem_of_refreshed, refreshed_path
+
+    shipped = head.path == SHIPPED
+    pairs: list[tuple[str, object]] = [
+        ("In use", f"{head.path} ({'shipped with Cavvy' if shipped else 'refreshed'})"),
+        ("Newest price", str(head.as_of)),
+        ("Offers", f"{head.rows:,}, of which {head.rows_with_accelerator:,} have an accelerator"),
+        ("Size", f"{head.bytes / 1e6:.1f} MB"),
+    ]
+    problem = problem_of_refreshed() if shipped else None
+    if problem:
+        pairs.append(("Not used", f"{refreshed_path()}: {problem}"))
+    return pairs
+
+
+@command.command("refresh")
+@click.option("--from", "place", metavar="PLACE", help="A snapshot: a file, a folder that holds one, or a URL.")
+@click.option("--sha256", metavar="HEX", help="What the snapshot's SHA-256 must be.")
+@click.option("--provider", "providers", metavar="NAME", multiple=True, help="Only this provider's prices; repeatable.")
+def refresh(place: str | None, sha256: str | None, providers: tuple[str, ...]) -> None:
+    """Get newer prices, from a snapshot or from the providers' own public price lists.
+
+    The new catalog is checked whole before it takes the place of the old one in one step; a wrong,
+    short or interrupted refresh leaves the old one in use.
+    """
+    from cavvy.store.snapshot.choose import path_in_use
+    from cavvy.store.snapshot.refresh import refresh_from
+
+    if place is not None and providers:
+        raise click.UsageError("--from takes a whole snapshot; --provider reads price lists; give one of them")
+    if sha256 is not None and place is None:
+        raise click.UsageError("--sha256 goes with --from")
+    with _errors():
+        path = refresh_from(place, sha256=sha256) if place is not None else _refresh_lists(providers)
+        if path_in_use() != path:
+            click.echo(f"{path} is written, but older than the catalog shipped with Cavvy, which stays in use.")
+            return
+        click.echo(_summary(path))
+
+
+def _summary(path: "Path") -> str:
+    from cavvy.store.snapshot import Snapshot
+
+    with Snapshot.open(path) as snapshot:
+        head = snapshot.info()
+    return f"{head.rows:,} offers are in use now, the newest of {head.as_of}. See what changed: cavvy catalog diff"
+
+
+def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
+    import time
+    from datetime import UTC, datetime
+
+    from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, list_sources, list_unavailable
+    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot.refresh import refresh_offers
+
+    sources, unavailable = list_sources(), list_unavailable()
+    for name in wanted:
+        if name not in sources:
+            known = f"{name}: {unavailable[name]}" if name in unavailable else f"no provider {name!r} has a price list"
+            raise click.ClickException(f"{known}. Price lists are read of: {', '.join(sorted(sources))}.")
+    today = datetime.now(UTC).date()
+    fetched: dict[str, Sequence[Offer]] = {}
+    terms: dict[str, int] = {}
+    for name in wanted or sources:
+        with Snapshot.open() as snapshot:
+            machines = snapshot.machines(name)
+        try:
+            query = PriceQuery(machines=machines, today=today, progress=_progress, pause=time.sleep)
+            prices = sources[name].fetch(query)
+        except PriceError as error:
+            if isinstance(error, NeedsLogin) and not wanted:
+                click.echo(f"Kept as it was: {name}: {error}", err=True)
+                continue
+            raise click.ClickException(f"{name}: {error}") from error
+        fetched[name] = prices.offers
+        terms.update(prices.terms)
+        click.echo(f"\r\x1b[K{name}: {len(prices.offers):,} prices" if sys.stderr.isatty() else
+                   f"{name}: {len(prices.offers):,} prices", err=True)  # fmt: skip
+        if prices.unknown_types:
+            click.echo(f"  {prices.unknown_types:,} instance types left out, whose size is not known", err=True)
+    if not wanted and unavailable:
+        click.echo(f"Kept as they were: {', '.join(sorted(unavailable))} (cavvy catalog sources says why).", err=True)
+    return refresh_offers(fetched, terms, today=today)
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+
+@command.command("sources")
+@output_option
+def list_price_sources(output: str) -> None:
+    """List whose prices `refresh` can read, and why not the others'."""
+    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.providers.prices import list_sources, list_unavailable
+
+    rows = [(name, True, source.title) for name, source in sorted(list_sources().items())]
+    rows += [(name, False, reason) for name, reason in sorted(list_unavailable().items())]
+    rows_out([Column("provider"), Column("readable"), Column("how", "HOW, OR WHY NOT", wide=True)], rows, output)
+
+
+@command.command("diff")
+@click.argument("old", required=False)
+@click.argument("new", required=False)
+@click.option("--provider", metavar="NAME", help="Only this provider.")
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="So many changes, 0 for all.")
+@output_option
+def diff(old: str | None, new: str | None, provider: str | None, limit: int, output: str) -> None:
+    """Say what differs between two catalogs: new and gone offers, and prices that moved, the largest moves first.
+
+    Without arguments: the shipped one against the one in use. With one: that one against the one in use.
+    """
+    from pathlib import Path
+
+    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot.choose import SHIPPED, path_in_use
+    from cavvy.store.snapshot.compare import compare
+
+    with _errors():
+        paths = Path(old) if old else SHIPPED, Path(new) if new else path_in_use()
+        with Snapshot.open(paths[0]) as first, Snapshot.open(paths[1]) as second:
+            changes = compare(first, second, provider)
+    _diff_out(changes, limit, output, paths)
+
+
+def _diff_out(changes: "list[Change]", limit: int, output: str, paths: "tuple[Path, Path]") -> None:
+    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.domain.units import HourlyRate, format_rate
+
+    def dollars(micros: int) -> str:
+        return format_rate(HourlyRate(micros))
+
+    counts = {kind: sum(change.kind == kind for change in changes) for kind in ("new", "gone", "dearer", "cheaper")}
+    columns = [
+        Column("change"),
+        Column("offer", wide=True),
+        Column("old_micros_per_hour", "WAS", show=dollars, right=True),
+        Column("new_micros_per_hour", "IS", show=dollars, right=True),
+        Column("ratio", "MOVED", show=lambda ratio: f"{(ratio - 1) * 100:+.1f} %", right=True),
+    ]
+    rows = [(change.kind, change.key, change.old, change.new, change.ratio) for change in changes]
+    shown = rows[: limit or None] if output == "table" else rows
+    title = f"{paths[0]} -> {paths[1]}: " + ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    rows_out(columns, shown, output, title if rows else None, empty="The two catalogs hold the same offers and prices.")
+    if len(shown) < len(rows):
+        click.echo(f"{len(shown)} of {len(rows):,} changes; --limit 0 lists all.", err=True)
+
+
+@contextmanager
+def _errors() -> "Iterator[None]":
+    """Turn a SnapshotError into the CLI's own."""
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    try:
+        yield
+    except SnapshotError as error:
+        raise click.ClickException(str(error)) from error

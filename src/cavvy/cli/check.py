@@ -1,0 +1,234 @@
+"""`cavvy check`: whether each provider can be used, as whom, and what it lacks."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.places import ASK_TIMEOUT_S, SILENT, foresee_outside, load_settings
+from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.providers.base import Manifest, Outside, Provider
+    from cavvy.providers.registry import Known
+    from cavvy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was found out about one provider."""
+
+    name: str
+    title: str = ""
+    docs: str = ""
+    file: str = ""  # where the settings are, or would be
+    enabled: bool
+    off: bool = False  # by `enabled = false`
+    problem: str = ""  # why it cannot be used, "" where it can
+    facts: Sequence[tuple[str, str]] = ()  # as whom it acts and what it sees
+    settings: Mapping[str, object] = field(default_factory=dict)  # in force
+    choices: Mapping[str, str] = field(default_factory=dict)  # all there are, and what each does
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        if self.off:
+            return "off"
+        return "not configured" if not self.enabled else "fails" if self.problem else "ready"
+
+    @property
+    def way_in(self) -> str:
+        """What turns it on."""
+        table = f"[providers.{self.name}]"
+        return f"take `enabled = false` out of {table}" if self.off else f"add {table}"
+
+
+@click.command("check")
+@click.argument("name", required=False)
+@click.option("--policy", is_flag=True, help="Print the least rights that NAME needs, and nothing else.")
+@output_option
+def command(name: str | None, policy: bool, output: str) -> None:
+    """Say per provider whether it is configured and what it lacks.
+
+    Without NAME all installed providers are listed; with it, one is shown with everything that it says about itself.
+    The exit code is 1 where a configured provider (or the one named) cannot be used.
+    """
+    if policy:
+        click.echo(_policy(name).rstrip("\n"))
+        return
+    findings = _examine(name)
+    if output == "json":
+        json_out([_plain(finding) for finding in findings] if name is None else _plain(findings[0]))
+    elif name is None or output == "csv":
+        _list(findings, output)
+    else:
+        _show(findings[0])
+    wanted = findings if name is not None else [finding for finding in findings if finding.enabled]
+    if any(finding.state != "ready" for finding in wanted):
+        raise SystemExit(1)
+
+
+def _policy(name: str | None) -> str:
+    """What `--policy` prints."""
+    from cavvy.providers import registry
+    from cavvy.providers.base import ProviderError, StatesPolicy
+
+    if name is None:
+        raise Failure("whose policy?", "name a provider: cavvy check NAME --policy", exit_code=2)
+    known, everyone = _load(name)
+    maker = registry.Maker(installation="check", home=known.home / "providers")
+    try:
+        provider = maker.make(everyone[name], known.providers.get(name, {}))
+    except ProviderError as error:
+        raise Failure(f"{name} cannot be made as it is configured: {error}") from error
+    if not isinstance(provider, StatesPolicy):
+        raise Failure(f"{name} needs no rights that could be written down", "`cavvy check` says what it acts as")
+    return provider.policy()
+
+
+def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
+    """The settings and all installed providers; NAME, and every table of the settings, must be one of them."""
+    from difflib import get_close_matches
+
+    from cavvy.providers import registry
+
+    known = load_settings()
+    everyone = registry.list_known()
+    for each in [*([] if name is None else [name]), *known.providers]:
+        if each not in everyone:
+            what = f"there is no provider {each!r}" if each == name else f"[providers.{each}] names no provider"
+            close = get_close_matches(each, everyone, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(everyone))}"
+            raise Failure(what if each == name else f"{known.file}: {what}", hint, exit_code=2)
+    return known, everyone
+
+
+def _examine(name: str | None) -> list[Finding]:
+    known, everyone = _load(name)
+    outside = foresee_outside(known)
+    names = sorted(everyone) if name is None else [name]
+    return asyncio.run(_examine_all([everyone[each] for each in names], known, outside))
+
+
+async def _examine_all(providers: Sequence["Known"], known: "Settings", outside: "Outside | None") -> list[Finding]:
+    return list(await asyncio.gather(*(_examine_one(each, known, outside) for each in providers)))
+
+
+async def _examine_one(known: "Known", settings: "Settings", outside: "Outside | None") -> Finding:
+    from cavvy.providers import registry
+    from cavvy.providers.base import ProviderError
+
+    table = settings.providers.get(known.name, {})
+    tables = {known.name: table} if known.name in settings.providers else {}
+    enabled = known.name in [each.name for each in registry.enabled(tables)]
+    found = Finding(
+        name=known.name, file=str(settings.file), enabled=enabled, off=not enabled and table.get("enabled") is False
+    )
+    try:
+        manifest = registry.manifest_of(known)
+        found = _described(found, manifest)
+        values = registry.check_settings(manifest, table)
+        if not enabled:
+            return found
+        found = replace(found, settings=values)
+        maker = registry.Maker(  # asks, and starts nothing
+            installation="check", home=settings.home / "providers", outside=outside
+        )
+        provider = maker.make(known, table)
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            return replace(found, facts=await _introduce(provider), problem=_objection(provider))
+    except ProviderError as error:
+        return replace(found, problem=str(error))
+    except TimeoutError:
+        return replace(found, problem=SILENT)
+
+
+def _objection(provider: "Provider") -> str:
+    """Why the plainest of tasks could not run there; "" where it could."""
+    from cavvy.domain.tasks import Task
+    from cavvy.providers.objections import list_objections
+
+    reasons = list_objections(Task(name="check", run="true"), provider)
+    return reasons[0].partition(": ")[2] if reasons else ""
+
+
+def _described(found: Finding, manifest: "Manifest") -> Finding:
+    """With what the provider says about itself."""
+    return replace(
+        found,
+        title=manifest.title,
+        docs=manifest.docs,
+        choices={setting.name: setting.consequence for setting in manifest.settings},
+        lacks={str(feature): reason for feature, reason in manifest.lacks.items()},
+    )
+
+
+async def _introduce(provider: "Provider") -> Sequence[tuple[str, str]]:
+    """As whom the provider acts; one that cannot say is asked for its offers, which tells whether it works."""
+    from cavvy.providers.base import Closes, Introduces
+
+    try:
+        if isinstance(provider, Introduces):
+            return await provider.introduce()
+        return [("offers", str(len(await provider.offers())))]
+    finally:
+        if isinstance(provider, Closes):
+            await provider.close()
+
+
+def _list(findings: Sequence[Finding], output: str) -> None:
+    columns = [
+        Column("provider"),
+        Column("state"),
+        Column("lacks", hidden=True),
+        Column("docs", hidden=True),
+        Column("says", wrap=True),
+    ]
+    rows = [(each.name, each.state, ", ".join(each.lacks), each.docs, _says(each)) for each in findings]
+    rows_out(columns, rows, output)
+    if output == "table":
+        click.echo(f"\nThe settings are in {findings[0].file}.")
+        click.echo("`cavvy check NAME` says what a provider lacks and why, and which settings it has.")
+
+
+def _says(finding: Finding) -> str:
+    if finding.problem:
+        return finding.problem
+    if not finding.enabled:
+        return f"{finding.title}: {finding.way_in}"
+    return ", ".join(f"{what} {value}" for what, value in finding.facts if what != "note")
+
+
+def _show(finding: Finding) -> None:
+    pairs: list[tuple[str, object]] = [("provider", f"{finding.name}: {finding.title}"), ("state", finding.state)]
+    if finding.problem:
+        pairs.append(("problem", finding.problem))
+    if not finding.enabled:
+        pairs.append(("to use it", f"{finding.way_in} in {finding.file}"))
+    pairs += [*finding.facts, ("docs", finding.docs)]
+    pairs_out(pairs)
+    if finding.settings:
+        click.echo("\nSettings in force")
+        pairs_out([(f"  {key}", value) for key, value in finding.settings.items()])
+    if not finding.enabled and finding.choices:
+        click.echo("\nIts settings")
+        pairs_out([(f"  {key}", what) for key, what in finding.choices.items()])
+    if finding.lacks:
+        click.echo("\nNot here, and why")
+        pairs_out([(f"  {feature}", reason) for feature, reason in finding.lacks.items()])
+
+
+def _plain(finding: Finding) -> dict[str, object]:
+    return {
+        "provider": finding.name,
+        "title": finding.title,
+        "docs": finding.docs,
+        "state": finding.state,
+        "problem": finding.problem or None,
+        "facts": [{"what": what, "value": value} for what, value in finding.facts],
+        "settings": dict(finding.settings),
+        "lacks": dict(finding.lacks),
+    }

@@ -1,0 +1,69 @@
+"""`cavvy cost`: what was spent, by job or project."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import list_jobs, project_option, session
+from cavvy.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import CostView, JobDetail
+
+
+@click.command("cost")
+@click.argument("name", required=False)
+@project_option
+@output_option
+def command(name: str | None, project: str, output: str) -> None:
+    """Show what was spent: of one job, every charge and where its time went; without a name, by job."""
+    with session() as client:
+        if name is not None:
+            _job_out(client.job(project, name), client.cost(project, name), output)
+            return
+        rows, _ = list_jobs(client, project)
+    from cavvy.cli.view import shown
+
+    columns = [
+        Column("name", wide=True),
+        Column("id", hidden=True),
+        Column("phase"),
+        Column("submitted_at", "SUBMITTED"),
+        Column("spent_micros", "SPENT", shown.show_money, right=True),
+    ]
+    cells = [(row.name, row.id, row.phase, row.submitted_at, row.spent_micros) for row in rows]
+    rows_out(columns, cells, output, title=f"project {project}", empty="no jobs yet")
+    if output == "table" and rows:
+        click.echo(f"in all {shown.show_money(sum(row.spent_micros for row in rows))}")
+
+
+def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
+    from cavvy.cli.view import shown, summary
+    from cavvy.domain.units import HourlyRate, format_rate
+
+    elsewhere = summary.price_elsewhere(job, cost) if output != "csv" else []
+    tags = shown.tags_of(job)
+    if output == "json":
+        import msgspec
+
+        same = [{"place": e.offer.key, "cost_micros": e.cost.micros, "basis": e.basis} for e in elsewhere]
+        json_out({**msgspec.to_builtins(cost), "tags": tags, "elsewhere": same})
+        return
+    columns = [
+        Column("attempt", "TRY", right=True),
+        Column("rank", right=True),
+        Column("kind"),
+        Column("since", "FROM (UTC)"),
+        Column("until", "TO (UTC)"),
+        Column("rate_micros_per_hour", "RATE", lambda micros: format_rate(HourlyRate(micros)), right=True),
+        Column("amount_micros", "AMOUNT", shown.show_money, right=True),
+    ]
+    rows = [tuple(getattr(charge, column.name) for column in columns) for charge in cost.charges]
+    rows_out(columns, rows, output, empty="nothing was charged")
+    if output == "table":
+        click.echo()
+        own = [("tags", shown.show_tags(tags))] if tags else []
+        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", summary.bill_text(job, cost))])
+        if elsewhere:
+            click.echo()
+            summary.elsewhere_out(elsewhere)

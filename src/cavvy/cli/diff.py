@@ -1,0 +1,72 @@
+"""`cavvy diff`: what differed between two runs."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.output import Column, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import JobDetail
+
+_TEXTS = frozenset({"origin.task_text", "origin.diff"})  # said to differ, not printed in a cell
+
+
+@click.command("diff")
+@click.argument("first")
+@click.argument("second")
+@project_option
+@output_option
+def command(first: str, second: str, project: str, output: str) -> None:
+    """Say what differed between two runs: task, parameters, code, place, versions and result."""
+    with session() as client:
+        a, b = dict(_facts(client.job(project, first))), dict(_facts(client.job(project, second)))
+    rows = [
+        (name, _cell(name, a.get(name), output), _cell(name, b.get(name), output))
+        for name in sorted({*a, *b})
+        if a.get(name) != b.get(name)
+    ]
+    columns = [Column("field"), Column("first", first, wide=True), Column("second", second, wide=True)]
+    rows_out(columns, rows, output, empty="nothing differed")
+
+
+def _facts(job: "JobDetail") -> Iterator[tuple[str, object]]:
+    """Everything that two runs can differ in, by a dotted name."""
+    from msgspec.json import decode
+
+    yield from _flat("task", decode(job.task))
+    origin = decode(job.origin)
+    origin.pop("rerun_of", None)
+    yield from _flat("origin", origin)
+    yield "result.phase", job.phase
+    yield "result.exit_code", job.exit_code
+    yield "result.attempts", job.attempt
+    yield "result.spent_usd", job.spent_micros / 1_000_000
+    if job.attempts:
+        yield from _flat("place", decode(job.attempts[-1].offer))
+        for node in job.attempts[-1].nodes[:1]:
+            yield from _flat("result.progress", node.progress)
+
+
+def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    else:
+        yield name, value
+
+
+def _cell(name: str, value: object, output: str) -> object:
+    if name in _TEXTS and isinstance(value, str):
+        import hashlib
+
+        count = len(value.splitlines())
+        return f"{count} line{'s' if count != 1 else ''}, sha256 {hashlib.sha256(value.encode()).hexdigest()[:12]}"
+    if output == "table":
+        if isinstance(value, bool):
+            return str(value).lower()  # as the task file has it
+        if name == "result.spent_usd" and isinstance(value, float):
+            return f"{value:.6f}"
+    return value

@@ -1,0 +1,80 @@
+"""`cavvy down`: stop and remove everything of ours that runs or bills."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.output import Column, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+    from cavvy.client.wire import Found
+
+_PATIENCE_S = 120.0
+_LOOK_AGAIN_S = 0.2
+
+
+@click.command("down")
+@click.option("--all", "everything", is_flag=True, help="Of all projects.")
+@click.option("-p", "--project", default=None, help="Of this project only.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be stopped and removed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all is gone.")
+@output_option
+def command(everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str) -> None:
+    """Stop every unfinished job and remove whatever runs or bills, known to the database or not.
+
+    Jobs get their grace to save their work. Exits with 1 where something is still there after two minutes.
+    """
+    import sys
+
+    from msgspec.structs import replace
+
+    if everything == (project is not None):
+        raise Failure("say --all, or --project NAME", exit_code=2)
+    with session() as client:
+        found = client.down(project=project, dry_run=True)
+        if found and not dry_run and not yes:
+            found_out(found, "table")
+            if not sys.stdin.isatty():
+                raise Failure("without a terminal, removing needs --yes", "or --dry-run to only look", exit_code=2)
+            click.confirm(f"remove these {len(found)}?", abort=True)
+        if found and not dry_run:
+            found = client.down(project=project)
+            left = _wait(client, project, found) if wait else set()
+            found = [replace(each, done=each.done and (each.kind, each.name) not in left) for each in found]
+    found_out(found, output)
+    if not dry_run and wait and any(each.done is False and each.kind != "place" for each in found):
+        raise Failure("not all of it is gone yet", "`cavvy nodes` and `cavvy gc` show what is left; repeat this")
+
+
+def _wait(client: "Client", project: str | None, found: "list[Found]") -> set[tuple[str, str]]:
+    """Until what was asked to go is gone, or for long enough; returns what is left, by kind and name."""
+    import time
+
+    asked = {(each.kind, each.name) for each in found if each.done}
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        left = {("job", row.job) for row in client.nodes(project)}
+        if any(kind == "gang" for kind, _ in asked):
+            left |= {(each.kind, each.name) for each in client.down(project=project, dry_run=True)}
+        left &= asked
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def found_out(found: "list[Found]", output: str) -> None:
+    """Print what `down` or `gc` found and did."""
+    columns = [
+        Column("kind"),
+        Column("name", wide=True),
+        Column("where", wide=True),
+        Column("why", wide=True),
+        Column("done", "REMOVED"),
+    ]
+    rows_out(
+        columns, [(f.kind, f.name, f.where, f.why, f.done) for f in found], output, empty="nothing runs, nothing bills"
+    )

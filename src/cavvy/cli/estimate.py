@@ -1,0 +1,269 @@
+"""`cavvy estimate`: memory, step time, time and cost to finish on every accelerator, before anything is rented."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.output import Column, json_out, output_option, rows_out
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cavvy.domain.offers import Offer
+    from cavvy.planner.estimate.profile import WorkProfile
+    from cavvy.planner.estimate.settings import Run
+    from cavvy.planner.estimate.table import OnDevice
+
+_ROWS = 25
+_ASSUMED = 5  # sizes that a trace took for granted, told of below a table
+
+
+class _Command(click.Command):
+    """Says where an option belongs that is not one of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = "The script's own go after `--`: cavvy estimate train.py -- --epochs 3."
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
+
+
+@click.command("estimate", cls=_Command)
+@click.argument("script", required=False, metavar="[TRAIN.PY]", type=click.Path(dir_okay=False, exists=True))
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
+@click.option(
+    "--model", metavar="NAME", help="A model whose profile ships, such as gpt2 or resnet50; `list` names all."
+)
+@click.option("--profile", "file", metavar="WORK.JSON", type=click.Path(dir_okay=False), help="A saved work profile.")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples of one micro-batch on one accelerator.")
+@click.option("--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16", "fp8"]), help="Of matrix products.")
+@click.option("--compile", "compiled", is_flag=True, help="With torch.compile.")
+@click.option("--channels-last", is_flag=True, help="Images in channels-last memory format.")
+@click.option("--optimizer", metavar="NAME", help="adamw, sgd, momentum, lion, adafactor, adamw8bit, ...")
+@click.option("--attention", type=click.Choice(["flash", "math"]), default="flash", show_default=True,
+              help="A fused kernel, or scores written out.")  # fmt: skip
+@click.option("--checkpointing", is_flag=True, help="Activation checkpointing (of a model by name).")
+@click.option(
+    "--accumulate", type=click.IntRange(min=1), help="Micro-batches a step.  [default: as in the trace, or 1]"
+)
+@click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Accelerators of the node.")
+@click.option("--fsdp", is_flag=True, help="Shard parameters, gradients and optimizer state over the accelerators.")
+@click.option("--samples", type=click.FloatRange(min=0, min_open=True), help="Samples in all, to say time and cost.")
+@click.option("--gpu", "only", metavar="NAME[:SIZE][:N]",
+              help="Only this accelerator, family or vendor, of this memory; N of them a node.")  # fmt: skip
+@click.option("--save", metavar="WORK.JSON", type=click.Path(dir_okay=False, writable=True),
+              help="Write the profile, for `work.profile` of a task.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=0), help=f"So many rows, 0 for all.  [default: {_ROWS} in tables]")
+@output_option
+def command(script: str | None, arguments: tuple[str, ...], output: str, **given: Any) -> None:
+    """Say what a training step needs and takes on every accelerator, and what finishing costs.
+
+    The script runs on fake tensors up to its first optimizer step: no device, no data and no memory are needed.
+
+    \b
+      cavvy estimate train.py --samples 5e6
+      cavvy estimate --model gpt2 --batch 8 --precision bf16 --compile
+      cavvy estimate --model llama-8b --gpus 8 --fsdp --checkpointing --gpu H100
+    """
+    from cavvy.planner.estimate.settings import OPTIMIZERS, Run
+
+    if given["optimizer"] and given["optimizer"].lower() not in OPTIMIZERS:
+        raise Failure(f"unknown optimizer {given['optimizer']!r}", f"there are {', '.join(OPTIMIZERS)}", exit_code=2)
+    if given["model"] == "list":
+        from cavvy.cli.task.profiles import list_models
+
+        rows_out(["model"], [(name,) for name in list_models()], output)
+        return
+    _read_gpu(given)
+    data, profile = _find(script, list(arguments), given)
+    run = Run(
+        batch=given["batch"],
+        precision=given["precision"],
+        optimizer=given["optimizer"],
+        compile=given["compiled"],
+        channels_last=given["channels_last"],
+        math_attention=given["attention"] == "math",
+        accumulate=given["accumulate"] or (data or {}).get("run", {}).get("accumulate", 1),
+        accelerators=given["gpus"],
+        shard=given["fsdp"],
+    )
+    if given["save"]:
+        _save(given["save"], data, run)
+    _show(profile, run, given, output)
+
+
+def _read_gpu(given: dict[str, Any]) -> None:
+    """`--gpu` as everywhere else: H100:8, A100:80GB or A100:80GB:8."""
+    from cavvy.domain.units import UnitError, parse_memory_mib
+
+    name, *parts = (given["only"] or "").split(":")
+    if parts and parts[-1].isdecimal() and int(parts[-1]):
+        given["gpus"] = int(parts.pop())
+    size = ":".join(parts)
+    try:
+        if size.isdecimal():
+            raise UnitError("a size has a unit")
+        given["memory_mib"] = parse_memory_mib(size) if parts else None
+    except UnitError as error:
+        hint = "expected NAME, NAME:COUNT or NAME:SIZE:COUNT, such as H100:8 or A100:80GB:8"
+        raise click.UsageError(f"--gpu {given['only']}: {hint}") from error
+    given["only"] = name
+
+
+def _find(
+    script: str | None, arguments: list[str], given: dict[str, Any]
+) -> "tuple[dict[str, Any] | None, WorkProfile]":
+    from cavvy.cli.task import profiles
+
+    if sum(1 for each in (script, given["model"], given["file"]) if each) != 1:
+        raise click.UsageError("give one of TRAIN.PY, --model NAME and --profile WORK.JSON")
+    if given["model"]:
+        return None, profiles.find_model(given["model"], given["precision"] or "bf16", given["checkpointing"])
+    if given["checkpointing"]:
+        raise click.UsageError("--checkpointing is for a --model; a script's own is seen in its trace")
+    data = profiles.read_file(given["file"]) if given["file"] else profiles.trace(str(script), arguments)
+    return data, profiles.read(data, str(given["file"] or script))
+
+
+def _save(path: str, data: dict[str, Any] | None, run: "Run") -> None:
+    import json
+    from dataclasses import asdict
+
+    if data is None:
+        raise click.UsageError("--save writes what was traced from a script; `--model` ships already")
+    kept = {key: value for key, value in asdict(run).items() if key != "accelerators"}
+    with open(path, "w") as file:
+        json.dump({**data, "run": kept}, file)
+    click.echo(f"wrote {path}: name it as `profile` in a task's `work`", err=True)
+
+
+def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str) -> None:
+    from cavvy.catalog.accelerators import names_matching, suggest
+    from cavvy.planner.estimate.table import estimate_on, list_devices
+
+    wanted = names_matching(given["only"]) if given["only"] else None
+    devices = [each for each in list_devices() if wanted is None or each.name in wanted]
+    if given["memory_mib"]:  # exact after a product, the least after a family or vendor
+        exact = wanted is not None and len(wanted) == 1
+        least = given["memory_mib"]
+        devices = [each for each in devices if (each.memory_mib == least if exact else each.memory_mib >= least)]
+    if not devices:
+        close = suggest(given["only"])
+        hint = f"did you mean {close}?" if close and close != given["only"] else "without --gpu all of them are listed"
+        raise Failure(f"no accelerator {given['only']!r} whose figures are known", hint, exit_code=2)
+    prices = _cheapest(given["gpus"])
+    found = [_row(estimate_on(profile, device, run), prices, given["samples"]) for device in devices]
+    found.sort(key=lambda row: (not row["fits"], row["usd_per_1000"] is None, row["usd_per_1000"] or row["step_ms"]))
+    if output == "json":
+        batch = run.batch or profile.batch
+        json_out({"profile": profile.name, "batch": batch, "assumed": profile.assumed, "estimates": found})
+        return
+    limit = given["limit"] if given["limit"] is not None else _ROWS if output == "table" else 0
+    unsaid = ("time_s", "usd") if output == "table" and not given["samples"] else ()
+    heads = [head for head in _COLUMNS if head.name not in unsaid]
+    rows = [[row[head.name] for head in heads] for row in found[: limit or None]]
+    title = f"{profile.name}: batch {run.batch or profile.batch}, {run.precision or profile.precision}"
+    title += f", {profile.parameters / 1e6:,.1f} M parameters"
+    if run.accelerators > 1:
+        title += f", {run.accelerators} of each that {'share its state' if run.shard else 'hold all of it'}"
+    rows_out(heads, rows, output, title)
+    if output == "table":
+        _notes(found, bool(limit) and len(found) > limit, profile.assumed)
+
+
+def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]") -> None:
+    small = sum(1 for row in found if not row["fits"])
+    more = "; --limit 0 shows all" if cut else ""
+    kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
+    click.echo(f"{kinds}, {small} too small{more}.", err=True)
+    click.echo(
+        "NEED has the margin for fragmentation and the driver. Within 15 % on one H200, less sure elsewhere: "
+        "`cavvy bench` measures.",
+        err=True,
+    )
+    for each in assumed[:_ASSUMED]:
+        click.echo(f"assumed: {each}, since a trace has no values", err=True)
+    if len(assumed) > _ASSUMED:
+        click.echo(f"assumed: as much in {len(assumed) - _ASSUMED} more lines; -o json names all", err=True)
+
+
+def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
+    """The cheapest node on demand with at least `count` of an accelerator, by its name and memory."""
+    from cavvy.domain.offers import Purchase
+    from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
+    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    best: dict[tuple[str, int], Offer] = {}
+    try:
+        with Snapshot.open() as snapshot:
+            need = Resources(
+                accelerators=(AcceleratorNeed(count_min=count, count_max=max(count, 64)),), spot=SpotPolicy.NEVER
+            )
+            offers = snapshot.match(need, misses=0).offers
+    except SnapshotError as error:
+        raise Failure(str(error)) from error
+    for offer in offers:
+        if offer.accelerator is None or offer.accelerator_count < count or offer.purchase is not Purchase.ON_DEMAND:
+            continue
+        key = (offer.accelerator, offer.accelerator_memory_mib)
+        if key not in best or offer.rate.micros_per_hour < best[key].rate.micros_per_hour:
+            best[key] = offer
+    return best
+
+
+def _row(on: "OnDevice", prices: "dict[tuple[str, int], Offer]", samples: float | None) -> dict[str, Any]:
+    offer = prices.get((on.device.name, on.device.memory_mib))
+    price = float(offer.rate.usd) if offer else None
+    lasts = samples / on.step.samples_per_s if samples else None
+    thousand = None if price is None else price / 3600 / on.step.samples_per_s * 1000
+    return {
+        "accelerator": on.device.name,
+        "memory_mib": on.device.memory_mib,
+        "fits": on.fits,
+        "peak_mib": round(on.memory.peak),
+        "needed_mib": round(on.memory.needed),
+        "step_ms": round(on.step.total * 1e3, 3),
+        "samples_per_s": round(on.step.samples_per_s, 2),
+        "mfu": round(on.step.mfu, 4),
+        "usd_hr": price,
+        "place": f"{offer.provider} {offer.instance_type}" if offer else None,
+        "usd_per_1000": thousand,
+        "time_s": lasts,
+        "usd": lasts / 3600 * price if lasts and price is not None and on.fits else None,
+    }
+
+
+def _gib(mib: float) -> str:
+    return f"{mib / 1024:.1f}"
+
+
+def _usd(value: float) -> str:
+    return f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
+
+
+def _length(seconds: float) -> str:
+    from datetime import timedelta
+
+    from cavvy.domain.units import format_duration
+
+    return format_duration(timedelta(seconds=round(seconds)))
+
+
+_COLUMNS = (
+    Column("accelerator"),
+    Column("memory_mib", "GIB", lambda mib: f"{mib // 1024}", right=True),
+    Column("fits", "FITS"),
+    Column("peak_mib", "PEAK", _gib, right=True),
+    Column("needed_mib", "NEED", _gib, right=True),
+    Column("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}", right=True),
+    Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
+    Column("mfu", "MFU", lambda share: f"{share:.0%}", right=True),
+    Column("usd_hr", "$/H", lambda usd: f"{usd:.2f}", right=True),
+    Column("usd_per_1000", "$/1000", lambda usd: f"{usd:.4f}" if usd >= 0.01 else f"{usd:.6f}", right=True),
+    Column("time_s", "TIME", _length, right=True),
+    Column("usd", "COST", _usd, right=True),
+    Column("place", "CHEAPEST", wide=True),
+)

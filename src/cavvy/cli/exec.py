@@ -1,0 +1,32 @@
+"""`cavvy exec`: run a command beside a running job."""
+
+import sys
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.tunnel import read_target
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+@project_option
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="On which node of the gang.")
+def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> None:
+    """Run a command beside a running job, in its folder and environment; its exit code is passed on.
+
+    cavvy exec digits -- nvidia-smi
+
+    NAME:RANK names another node than the first. `cavvy ssh` gives the command an input and a terminal.
+    """
+    exit_code = 0
+    name, wanted = read_target(name)
+    rank = rank or wanted
+    with session() as client:
+        for chunk in client.exec(project, name, list(arguments), rank=rank):
+            sys.stdout.buffer.write(chunk.data)
+            sys.stdout.buffer.flush()
+            if chunk.exit_code is not None:
+                exit_code = chunk.exit_code
+    sys.exit(exit_code)

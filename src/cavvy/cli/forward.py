@@ -1,0 +1,153 @@
+"""`cavvy forward`: a port of a job's node here, or one of here there."""
+
+import asyncio
+import errno
+from secrets import token_bytes
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import project_option
+from cavvy.cli.reach.tunnel import with_tunnel
+from cavvy.cli.view.failure import Failure
+
+if TYPE_CHECKING:
+    from cavvy.client.tunnel.mux import Channel, Fields, Tunnel
+
+_LAST_PORT = 65535
+_GREETING_S = 5.0  # from the node to this machine, once it is connected
+_LOOPBACK = {"127.0.0.1", "localhost"}
+
+
+@click.command("forward")
+@click.argument("target", metavar="NAME[:RANK]")
+@click.argument("ports", nargs=-1, required=True, metavar="PORT[:REMOTE]...")
+@project_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where the node finds the port; its own network.")
+@click.option("--bind", default="127.0.0.1", show_default=True, help="Which address listens.")
+@click.option("-R", "--reverse", is_flag=True, help="Ports listen on the node, and lead to this machine.")
+def command(target: str, ports: tuple[str, ...], project: str, host: str, bind: str, reverse: bool) -> None:
+    """Forward TCP ports until Ctrl-C: `cavvy forward digits 8888` brings the node's port 8888 to this machine.
+
+    8888:80 listens on 8888 here and connects to 80 there. Port 0 picks a free one.
+    """
+    pairs = [_read_ports(each) for each in ports]
+
+    async def act(tunnel: "Tunnel") -> None:
+        same = [there for here, there in pairs if here == there] if _overlap(bind, host) else []
+        if same and await _is_here(tunnel):
+            raise _say_same(target, host, same[0], reverse)
+        for here, there in pairs:
+            if reverse:
+                listened = await _listen_there(tunnel, bind, there, host, here)
+                click.echo(f"{target} port {listened} leads to {host}:{here} here")
+            else:
+                listened = await _listen_here(tunnel, bind, here, host, there)
+                click.echo(f"{bind}:{listened} leads to port {there} of {target}")
+        await tunnel.lost.wait()
+        if tunnel.problem:
+            raise Failure(f"{target}: {tunnel.problem}", exit_code=255)
+
+    try:
+        with_tunnel(project, target, act)
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def _read_ports(text: str) -> tuple[int, int]:
+    here, colon, there = text.partition(":")
+    numbers = [here, there] if colon else [here]
+    if not all(each.isdigit() and int(each) <= _LAST_PORT for each in numbers) or not int(there or here):
+        expected = f"expected PORT or PORT:REMOTE, each at most {_LAST_PORT}"
+        raise Failure(f"{text}: {expected}", "for example 8888 or 8888:80", exit_code=2)
+    return int(here), int(there or here)
+
+
+def _overlap(bind: str, host: str) -> bool:
+    """Whether who listens at one of these addresses of a machine is found at the other."""
+    return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
+
+
+async def _is_here(tunnel: "Tunnel") -> bool:
+    """Whether the node has this machine's network: then what it connects to on its own comes in here.
+
+    A port that led to itself would send each connection round and round, and keep the job's server from its port.
+    """
+    from cavvy.client.tunnel.mux import FarError
+
+    word, met = token_bytes(16), asyncio.Event()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                if await reader.readexactly(len(word)) == word:
+                    met.set()
+        except (OSError, EOFError):  # TimeoutError is an OSError
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    try:
+        channel = await tunnel.connect("127.0.0.1", server.sockets[0].getsockname()[1])
+        try:
+            await channel.write(word)
+            async with asyncio.timeout(_GREETING_S):
+                await met.wait()
+        finally:
+            channel.close()
+    except (FarError, TimeoutError):  # nobody, or somebody else, listens there
+        return False
+    finally:
+        server.close()
+    return True
+
+
+def _say_same(target: str, host: str, port: int, reverse: bool) -> Failure:
+    other = f"{port}:PORT leads there from another port" if reverse else f"0:{port} leads there from a free port"
+    return Failure(
+        f"port {port} of {target} is port {port} of this machine: the job runs in this machine's network",
+        f"{host}:{port} is the same server on both sides already; {other}",
+    )
+
+
+async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there: int) -> int:
+    from cavvy.client.tunnel.mux import FarError, TunnelLost, join
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            channel = await tunnel.connect(host, there)
+        except (FarError, TunnelLost) as error:
+            reason = getattr(error, "strerror", None) or error
+            click.echo(f"port {there} of the node: {reason}{_doubt(error)}", err=True)
+            writer.close()
+            return
+        await join(channel, reader, writer)
+
+    try:
+        server = await asyncio.start_server(carry, bind, here)
+    except OSError as error:
+        raise Failure(f"cannot listen on {bind}:{here}: {error.strerror}", "choose another port: 0:REMOTE") from error
+    port: int = server.sockets[0].getsockname()[1]
+    return port
+
+
+def _doubt(error: Exception) -> str:
+    refused = getattr(error, "errno", 0) == errno.ECONNREFUSED
+    return "; nothing listens there yet, or at another address: --host names it" if refused else ""
+
+
+async def _listen_there(tunnel: "Tunnel", bind: str, there: int, host: str, here: int) -> int:
+    from cavvy.client.tunnel.mux import join
+
+    async def accepted(channel: "Channel", said: "Fields") -> None:
+        try:
+            reader, writer = await asyncio.open_connection(host, here)
+        except OSError as error:
+            click.echo(f"port {here}: {error.strerror}", err=True)
+            channel.close()
+            return
+        await join(channel, reader, writer)
+
+    _, port = await tunnel.listen(bind, there, accepted)
+    return port

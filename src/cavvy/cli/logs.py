@@ -1,0 +1,48 @@
+"""`cavvy logs`: print or follow a job's log."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+
+
+@click.command("logs")
+@click.argument("name")
+@project_option
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Of which node of the gang.")
+@click.option("--attempt", type=click.IntRange(1), default=None, help="Of this attempt only; of all by default.")
+@click.option("-n", "--tail", type=click.IntRange(0), default=None, help="Only the last so many lines.")
+def command(name: str, project: str, following: bool, rank: int, attempt: int | None, tail: int | None) -> None:
+    """Print or follow a job's log; it outlives the node and the server."""
+    from cavvy.cli.reach.follow import follow
+
+    with session() as client:
+        if following and tail is None and attempt is None and rank == 0:
+            follow(client, project, name)
+            return
+        if tail is not None:
+            attempt = attempt or client.job(project, name).attempt or None
+            sys.stdout.buffer.write(_last_lines(client, project, name, rank, attempt, tail))
+            if not following:
+                return
+        size = 0 if tail is not None else None
+        for data in client.logs(project, name, rank=rank, attempt=attempt, follow=following, tail_bytes=size):
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+
+def _last_lines(client: "Client", project: str, name: str, rank: int, attempt: int | None, lines: int) -> bytes:
+    """The last lines of a log: ask for ever longer ends until there are enough."""
+    size = 200 * lines
+    while lines:
+        data = b"".join(client.logs(project, name, rank=rank, attempt=attempt, tail_bytes=size))
+        if data.count(b"\n") > lines or len(data) < size:
+            return b"".join(data.splitlines(keepends=True)[-lines:])
+        size *= 4
+    return b""

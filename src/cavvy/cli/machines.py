@@ -1,0 +1,37 @@
+"""`cavvy machines`: what joined, and its dismissal."""
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.output import Column, output_option, rows_out
+
+
+@click.group("machines", invoke_without_command=True)
+@output_option
+@click.pass_context
+def command(context: click.Context, output: str) -> None:
+    """List the machines that joined."""
+    if context.invoked_subcommand is not None:
+        return
+    from cavvy.cli.view import shown
+
+    columns = [
+        Column("name"),
+        Column("state"),
+        Column("heard_at", "HEARD", shown.show_ago),
+        Column("joined_at", "JOINED", shown.show_ago),
+        Column("has", wide=True),
+    ]
+    with session() as client:
+        rows = client.machines()
+    cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
+    rows_out(columns, cells, output, empty="no machine has joined; `cavvy join` prints the line for one")
+
+
+@command.command("dismiss")
+@click.argument("name")
+def dismiss(name: str) -> None:
+    """Dismiss a machine: its work ends as if it were taken away, and its token opens nothing any more."""
+    with session() as client:
+        client.dismiss(name)
+    click.echo(f"{name} is dismissed")

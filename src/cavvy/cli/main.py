@@ -1,0 +1,137 @@
+"""The entry point: a lazy table of commands, so that `cavvy --help` imports none of them."""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from cavvy import __version__
+
+# name -> (module in this room, one-line help). A module holds a click command named `command`.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("init", "Write a commented starter task file after a few questions."),
+    "validate": ("validate", "Check a task file and explain what is wrong."),
+    "offers": ("offers", "List what can be rented or used, filtered and sorted by price."),
+    "plan": ("plan", "Rank the places a task could run at, with cost, time and reasons."),
+    "estimate": ("estimate", "Say what a training step needs, takes and costs on every accelerator."),
+    "bench": ("bench", "Run your own script for a minute on chosen accelerators and keep its rate."),
+    "profile": ("profile", "Say what a training script's time and money go to, and the fix."),
+    "tune": ("tune", "Try changes of a training script's plan and keep what helps."),
+    "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
+    "export": ("export", "Write a task as a place's own job file, for use without Cavvy."),
+    "image": ("image", "Make container images of tasks."),
+    "catalog": ("catalog", "Show, refresh and compare the price catalog."),
+    "data": ("data", "Write training data as shards that are fast to read."),
+    "run": ("run", "Run a task: submit it, follow its log, pass its exit code on."),
+    "rerun": ("rerun", "Run a job again as it was, or with other parameters."),
+    "ps": ("ps", "List jobs."),
+    "status": ("status", "Show one job: phase, place, attempts, reasons, position in the queue."),
+    "logs": ("logs", "Print or follow a job's log."),
+    "events": ("events", "Tell a job's story, each step with its reason."),
+    "stop": ("stop", "Stop jobs."),
+    "retry": ("retry", "Queue an ended job again."),
+    "exec": ("exec", "Run a command beside a running job."),
+    "ssh": ("ssh", "Open a shell on a job's node, or make plain ssh and editors reach it."),
+    "cp": ("cp", "Copy files to or from a job's node."),
+    "forward": ("forward", "Bring a port of a job's node here, or one of here there."),
+    "cost": ("cost", "Show what was spent, by job or project."),
+    "nodes": ("nodes", "List nodes that run or bill now."),
+    "join": ("join", "Print the line that makes any machine a node."),
+    "machines": ("machines", "List machines that joined, or dismiss one."),
+    "diff": ("diff", "Say what differed between two runs."),
+    "drill": ("drill", "Fire drills on your own jobs, such as a preemption."),
+    "down": ("down", "Remove everything of ours that runs or bills."),
+    "gc": ("gc", "Find and remove what runs or bills but is not wanted."),
+    "schedules": ("schedules", "List jobs that repeat and when they run next."),
+    "secret": ("secret", "Set, list and delete secrets."),
+    "server": ("server", "Start, stop and inspect the embedded server."),
+    "check": ("check", "Say per provider whether it is configured and what it lacks."),
+}
+
+# How `cavvy --help` and the reference order them.
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Describe and plan": (
+        "init",
+        "validate",
+        "offers",
+        "plan",
+        "estimate",
+        "bench",
+        "profile",
+        "tune",
+        "simulate",
+        "export",
+        "image",
+        "catalog",
+        "data",
+    ),
+    "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "schedules"),
+    "Reach into nodes": ("exec", "ssh", "cp", "forward"),
+    "Account and clean up": ("cost", "diff", "nodes", "join", "machines", "drill", "down", "gc"),
+    "Set up": ("check", "secret", "server"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        command = import_module(f"cavvy.cli.{COMMANDS[cmd_name][0]}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean `cavvy {close[0]}`?" if close else " See `cavvy --help`."
+            raise click.UsageError(f"no command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(map(len, COMMANDS))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), COMMANDS[name][1]) for name in names])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="cavvy %(version)s")
+def cli() -> None:
+    """One control plane for every GPU a team can rent or own.
+
+    The first hour: `cavvy init` writes a task file, `cavvy plan task.yaml` says what it would cost and where,
+    `cavvy run task.yaml` runs it.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the CLI; called by the `cavvy` script."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as `cavvy ps >&-` does
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it lives as long as the process
+    try:
+        try:
+            cli.main(args=list(arguments) if arguments is not None else None, prog_name="cavvy")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)  # as a shell reports SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        click.echo(f"error: cannot write: {error.strerror}", err=True)
+        os._exit(1)  # what is still buffered cannot be written either

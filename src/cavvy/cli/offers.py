@@ -1,0 +1,377 @@
+"""`cavvy offers`: what can be rented anywhere, from the catalog, in place and without a server."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.output import output_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cavvy.catalog.query import Matches, NearMiss
+    from cavvy.cli.view.output import Column
+    from cavvy.client.wire import MarketRow
+    from cavvy.domain.offers import Offer
+    from cavvy.domain.tasks import Resources
+    from cavvy.store.snapshot import Snapshot
+
+_TABLE_ROWS = 20
+_SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "region")
+
+
+@click.command("offers")
+@click.option("--gpu", metavar="WISH", help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu:4.")
+@click.option("--spot", is_flag=True, help="Only capacity that can be taken away.")
+@click.option("--on-demand", is_flag=True, help="Only capacity that cannot.")
+@click.option("--reserved", is_flag=True, help="Offers with a commitment as well.")
+@click.option("--max-price", metavar="USD", help="The most a node may cost per hour.")
+@click.option(
+    "--region", "regions", metavar="NAME", multiple=True, help="A region, zone, country or area (eu); repeatable."
+)
+@click.option("--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable.")
+@click.option("--instance", metavar="TYPE", help="An exact instance type.")
+@click.option("--cpus", metavar="N", help="At least so many, or a range such as 8..32.")
+@click.option("--memory", metavar="SIZE", help="At least so much, such as 64GB, or a range.")
+@click.option("--disk", metavar="SIZE", help="At least so much; offers with a disk of your choice always fit.")
+@click.option("--sort", type=click.Choice(_SORTS), default="price", show_default=True, help="What comes first.")
+@click.option("--limit", type=click.IntRange(min=0), help="So many rows, 0 for all.  [default: 20 in tables, else all]")
+@click.option("--accelerators", is_flag=True, help="List the accelerators known, with their data sheets' figures.")
+@output_option
+def command(output: str, accelerators: bool, **given: object) -> None:
+    """List what can be rented, the cheapest first.
+
+    Prices are per node and hour, from the catalog that ships with Cavvy or was refreshed since
+    (see `cavvy catalog info`); a configured provider that it does not know is asked where --provider
+    names it. Exits with 1 and says what would have to change where nothing matches.
+
+    \b
+      cavvy offers --gpu H100:8 --spot --max-price 20 --region eu
+      cavvy offers --gpu 'H100|A100:80GB:8' --sort gpu-price
+      cavvy offers --cpus 32 --memory 128GB -o json
+    """
+    if accelerators:
+        _list_accelerators(output)
+        return
+    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    need = _read_need(given)
+    try:
+        with Snapshot.open() as snapshot:
+            _list_offers(snapshot, need, given, output)
+    except SnapshotError as error:
+        raise click.ClickException(str(error)) from error
+
+
+# What the rows have that were rejected at a constraint, as in "1,200 cost more".
+_FAULTS = {
+    "purchase": "are sold in another way",
+    "accelerator": "have other accelerators or none",
+    "accelerator count": "another number of them",
+    "accelerator memory": "another size of them",
+    "instance type": "are another type",
+    "cpus": "have other CPUs",
+    "memory": "other memory",
+    "disk": "a smaller disk",
+    "network": "a slower network or do not state it",
+    "provider": "are at another provider",
+    "region": "are elsewhere",
+    "price": "cost more",
+}
+
+
+def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, object], output: str) -> None:
+    from cavvy.cli.task.chances import seen_here
+    from cavvy.cli.view.output import Column, rows_out
+
+    limit = given["limit"]
+    rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
+    by_price = given["sort"] == "price"
+    found = snapshot.match(need, limit=rows or None if by_price else None, misses=0, reserved=bool(given["reserved"]))
+    live = _ask_configured(snapshot, need)
+    if live:
+        found = _join([found, *live])
+    if not found.matched:
+        _explain_nothing(snapshot, need, output, bool(given["reserved"]), live)
+    offers = found.offers if by_price else sorted(found.offers, key=_sort_key(str(given["sort"])))
+    offers = offers[: rows or None]
+    seen = seen_here().values()
+    told = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
+    shown = [[*_row(offer), text] for offer, text in zip(offers, told, strict=True)]
+    rows_out([*_columns(), Column("seen", "SEEN HERE", hidden=not any(told), wide=True)], shown, output)
+    if output == "table" and len(offers) < found.matched:
+        click.echo(f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True)
+
+
+def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matches]":
+    """What providers that were named, and that the catalog does not know, offer now; () where none is configured."""
+    known = {provider for provider, _, _ in snapshot.regions()} if need.providers else set()
+    names = [name for name in need.providers if name not in known]
+    if not names:
+        return ()
+    from cavvy.cli.task.offered import match_named
+
+    matches, problems = match_named(need, names)
+    for problem in problems:
+        click.echo(f"note: {problem}", err=True)
+    return matches
+
+
+def _join(found: "Sequence[Matches]") -> "Matches":
+    from collections import Counter
+
+    from cavvy.catalog.query import Matches
+
+    rejected = sum((Counter(each.rejected) for each in found), Counter())
+    offers = sorted((offer for each in found for offer in each.offers), key=_sort_key("price"))
+    return Matches(
+        offers=offers,
+        matched=sum(each.matched for each in found),
+        total=sum(each.total for each in found),
+        rejected=rejected,
+    )
+
+
+def _is_of(market: str, offer: "Offer") -> bool:
+    """Whether what was seen there is of this offer; an offer without a zone is all of its region's."""
+    if offer.zone is not None:
+        return market == offer.key
+    place, kind, purchase = market.rsplit("/", 2)
+    own, own_kind, own_purchase = offer.key.rsplit("/", 2)
+    return (kind, purchase) == (own_kind, own_purchase) and (place == own or place.startswith(f"{own}/"))
+
+
+def _seen_text(seen: "Sequence[MarketRow]") -> str | None:
+    """ "granted 9 of 12, taken 3 times in 41.0 h, boots in 95 s"."""
+    if not seen:
+        return None
+    granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
+    told = [f"granted {granted} of {granted + refused}"]
+    if any(row.lives for row in seen):
+        hours = sum(row.node_hours for row in seen)
+        told.append(f"taken {sum(row.taken for row in seen)} times in {hours:.1f} h")
+    if boots := sum(row.boots for row in seen):
+        told.append(f"boots in {sum(row.boots * row.boot_s for row in seen) / boots:.0f} s")
+    return ", ".join(told)
+
+
+def _columns() -> "list[Column]":
+    from cavvy.cli.view.output import Column
+    from cavvy.domain.units import format_memory
+
+    def dollars(value: object) -> str:
+        return f"{value:,.2f}" if isinstance(value, float) and value >= 0.1 else f"{value:,.4f}"
+
+    return [
+        Column("provider"),
+        Column("region", wide=True),
+        Column("zone", wide=True),
+        Column("instance_type", "INSTANCE", wide=True),
+        Column("accelerator", hidden=True),
+        Column("accelerator_count", hidden=True),
+        Column("accelerator_memory_mib", hidden=True),
+        Column("accelerators", "ACCELERATORS"),
+        Column("vcpus", "CPUS", show=lambda value: f"{value:g}", right=True),
+        Column("memory_mib", "MEMORY", show=format_memory, right=True),
+        Column("disk_gib", hidden=True),
+        Column("network_mbps", hidden=True),
+        Column("purchase", "PURCHASE"),
+        Column("price_usd_hr", "USD/H", show=dollars, right=True),
+        Column("accelerator_price_usd_hr", "EACH/H", show=dollars, right=True),
+        Column("as_of", "AS OF"),
+        Column("source", hidden=True),
+    ]
+
+
+def _row(offer: "Offer") -> "list[object]":
+    price = float(offer.rate.usd)
+    each = round(price / offer.accelerator_count, 6) if offer.accelerator_count else None
+    size = f" {offer.accelerator_memory_mib // 1024}GB" if offer.accelerator_memory_mib else ""
+    return [
+        offer.provider,
+        offer.region,
+        offer.zone,
+        offer.instance_type,
+        offer.accelerator,
+        offer.accelerator_count,
+        offer.accelerator_memory_mib or None,
+        f"{offer.accelerator_count} x {offer.accelerator}{size}" if offer.accelerator else None,
+        _whole(offer.vcpus) if offer.vcpus else None,
+        offer.memory_mib or None,
+        offer.disk_gib,
+        offer.network_mbps,
+        str(offer.purchase),
+        price,
+        each,
+        str(offer.as_of) if offer.as_of else None,
+        offer.source,
+    ]
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number
+
+
+def _read_need(given: dict[str, object]) -> "Resources":
+    from cavvy.catalog.needs import NeedError, parse_accelerator
+    from cavvy.domain.tasks import Resources, SpotPolicy
+    from cavvy.domain.units import UnitError, parse_memory_mib, parse_rate
+
+    if given["spot"] and given["on_demand"]:
+        raise click.UsageError("--spot and --on-demand exclude each other; without either both are listed")
+    spot = SpotPolicy.ONLY if given["spot"] else SpotPolicy.NEVER if given["on_demand"] else SpotPolicy.AUTO
+    try:
+        cpus = _read_range("--cpus", given["cpus"], float)
+        memory = _read_range("--memory", given["memory"], parse_memory_mib)
+        disk = _read_range("--disk", given["disk"], parse_memory_mib)[0]
+        rate = parse_rate(str(given["max_price"])) if given["max_price"] else None
+        wish = parse_accelerator(str(given["gpu"])) if given["gpu"] else ()
+    except (UnitError, NeedError) as error:
+        raise click.UsageError(str(error)) from error
+    return Resources(
+        instance=_words(given["instance"])[0] if given["instance"] else None,
+        accelerators=wish,
+        cpus_min=cpus[0],
+        cpus_max=cpus[1],
+        memory_min_mib=int(memory[0]) if memory[0] is not None else None,
+        memory_max_mib=int(memory[1]) if memory[1] is not None else None,
+        disk_gib=int(disk) // 1024 if disk is not None else None,
+        spot=spot,
+        providers=tuple(name.lower() for name in _words(given["providers"])),
+        regions=_words(given["regions"]),
+        max_rate=rate,
+    )
+
+
+def _words(value: object) -> tuple[str, ...]:
+    """What an option holds, with commas separating as well as repeating does."""
+    texts = value if isinstance(value, tuple) else (value,)
+    return tuple(word.strip() for text in texts for word in str(text).split(",") if word.strip())
+
+
+def _read_range(option: str, value: object, read: "Callable[[str], float]") -> "tuple[float | None, float | None]":
+    """`8` and `8+` are at least 8; `8..32`, `8..` and `..32` are ranges."""
+    if value is None:
+        return None, None
+    low, dots, high = str(value).removesuffix("+").partition("..")
+    try:
+        least, most = (read(end) if end.strip() else None for end in (low, high))
+    except ValueError as error:
+        raise click.UsageError(
+            f"{option}: {error if 'expected' in str(error) else f'{value!r} is not a number'}"
+        ) from None
+    if (least is None and most is None) or (least is not None and most is not None and least > most):
+        raise click.UsageError(f"{option}: expected a size or a range such as 8..32, not {value!r}")
+    return least, most if dots else None
+
+
+def _sort_key(name: str) -> "Callable[[Offer], tuple[float | str, ...]]":
+    def key(offer: "Offer") -> "tuple[float | str, ...]":
+        price = offer.rate.micros_per_hour
+        match name:
+            case "gpu-price":
+                return (offer.accelerator_count == 0, price / (offer.accelerator_count or 1), price)
+            case "memory":
+                return (-offer.memory_mib, price)
+            case "cpus":
+                return (-offer.vcpus, price)
+            case "gpu-memory":
+                return (-offer.accelerator_memory_mib * offer.accelerator_count, price)
+            case "provider":
+                return (offer.provider, price)
+            case "region":
+                return (offer.region, price)
+            case _:
+                return (price,)
+
+    return key
+
+
+def _explain_nothing(
+    snapshot: "Snapshot", need: "Resources", output: str, reserved: bool, live: "Sequence[Matches]" = ()
+) -> None:
+    """Say why nothing matches and what would have to change, and exit with 1."""
+    from cavvy.cli.task.unknown import unknown_names
+    from cavvy.cli.view.output import rows_out
+
+    found = _join(live) if live else snapshot.match(need, limit=0, misses=5, reserved=reserved)
+    if output != "table":
+        rows_out(_columns(), [], output)
+    unknown = "" if live else unknown_names(snapshot, need)
+    lines = ["No offer matches.", *_why(found), *map(_nearest, found.misses)]
+    click.echo(unknown or "\n".join(lines), err=True)
+    raise click.exceptions.Exit(1)
+
+
+def _why(found: "Matches") -> list[str]:
+    counted = ", ".join(f"{rows:,} {_FAULTS[constraint]}" for constraint, rows in found.rejected.items())
+    lines = [f"Of {found.total:,} offers {counted}."]
+    return [*lines, "Nearest, each off by one thing only:"] if found.misses else lines
+
+
+def _nearest(miss: "NearMiss") -> str:
+    from cavvy.catalog.query import Constraint
+
+    offer = miss.offer
+    option = {
+        Constraint.PURCHASE: f"leave out --{'spot' if offer.purchase != 'spot' else 'on-demand'}",
+        Constraint.ACCELERATOR: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
+        Constraint.COUNT: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
+        Constraint.ACCELERATOR_MEMORY: (
+            f"--gpu {offer.accelerator}:{offer.accelerator_memory_mib // 1024}GB:{offer.accelerator_count}"
+        ),
+        Constraint.CPUS: f"--cpus {offer.vcpus:g}",
+        Constraint.MEMORY: f"--memory {offer.memory_mib // 1024}GB",
+        Constraint.DISK: f"--disk {offer.disk_gib}GB",
+        Constraint.PROVIDER: f"--provider {offer.provider}",
+        Constraint.REGION: f"--region {offer.region}",
+        Constraint.PRICE: f"--max-price {_cents(offer.rate.micros_per_hour)}",
+    }.get(miss.constraint, "")
+    where = f"{offer.provider} {offer.zone or offer.region} {offer.instance_type}"
+    return f"  {where}: {miss.text}" + (f"  [{option}]" if option else "")
+
+
+def _cents(micros: int) -> str:
+    """Dollars, rounded up, so that a limit of that much lets the offer in."""
+    return f"{-(-micros // 10_000) / 100:.2f}"
+
+
+def _list_accelerators(output: str) -> None:
+    from cavvy.catalog.accelerators import Precision, list_accelerators
+    from cavvy.cli.view.output import Column, rows_out
+
+    def tera(value: float) -> str:
+        return f"{value / 1e12:g}"
+
+    columns = [
+        Column("name"),
+        Column("vendor"),
+        Column("kind"),
+        Column("announced", right=True),
+        Column("memory_gib", "GB", show=lambda sizes: "/".join(map(str, sizes)), right=True),
+        Column("bandwidth_gb_s", "GB/S", show=lambda value: f"{value:g}", right=True),
+        *(Column(f"{precision}_flops", str(precision).upper(), show=tera, right=True) for precision in Precision),
+        Column("interconnect", wide=True),
+        Column("tdp_w", "W", right=True),
+        Column("source", hidden=True),
+    ]
+    rows = [
+        [
+            row.name,
+            str(row.vendor),
+            str(row.kind),
+            row.year,
+            [memory.mib // 1024 for memory in row.memory],
+            row.bandwidth(),
+            *(row.peak.get(precision) for precision in Precision),
+            row.interconnect,
+            row.tdp_w,
+            row.source,
+        ]
+        for row in list_accelerators()
+    ]
+    title = (
+        "Dense TFLOP/s (TOP/s for INT8) of one accelerator, by its vendor's data sheet." if output == "table" else None
+    )
+    rows_out(columns, rows, output, title)

@@ -1,0 +1,394 @@
+"""`cavvy plan`: where a task could run, what it would cost and how long it would take; in place, without a server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.task.reading import param_option, read_any_task, read_params
+from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.output import Column, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.cli.task.offered import Offered
+    from cavvy.domain.offers import Offer
+    from cavvy.domain.tasks import Task
+    from cavvy.planner.explain import Explanation, Miss
+    from cavvy.planner.outlook import Outlook
+    from cavvy.planner.placements import Placement, Plan
+
+
+@click.command("plan")
+@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@click.option(
+    "--by",
+    type=click.Choice(["cost", "time"]),
+    default="cost",
+    show_default=True,
+    help="What comes first: the lowest expected total, or the earliest finish.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many places to show.")
+@click.option("--all-places", is_flag=True, help="Every region and zone, not only the best of each machine.")
+@click.option(
+    "--here/--anywhere",
+    default=False,
+    help="Only the providers that are configured here, or the whole catalog as well (the default).",
+)
+@click.option("--output-size", metavar="SIZE", help="Data that leaves the place at the end, such as 50GB, to price it.")
+@param_option
+@output_option
+def command(
+    file: str,
+    by: str,
+    limit: int,
+    all_places: bool,
+    here: bool,
+    output_size: str | None,
+    param: tuple[str, ...],
+    output: str,
+) -> None:
+    """Rank the places a task could run at, with cost, time and reasons.
+
+    Nothing is started and nobody is asked for money. Estimates are what the task's `work` and limits allow to say;
+    what they rest on is written below the table.
+    """
+    from cavvy.cli.task.profiles import with_rates
+    from cavvy.cli.view.output import json_out
+    from cavvy.planner.prospects import join_reasons, tasks_of
+
+    task = with_rates(read_any_task(file, read_params(param)), Path(file).parent)
+    wishes = tasks_of(task)
+    answers = [_answer(each, by, limit, all_places, here, _size(output_size)) for each in wishes]
+    match output:
+        case "json":
+            documents = [_document(each) for each in answers]
+            several = {"task": task.name, "ordered": task.resources.ordered, "any_of": documents}
+            json_out(documents[0] if len(documents) == 1 else several)
+        case "csv":
+            _csv_out(answers)
+        case _:
+            _show(answers, task.resources.ordered, all_places)
+    warnings = () if output == "json" else dict.fromkeys(warning for each in answers for warning in each.warnings)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    problems = dict.fromkeys(problem for each in answers for problem in each.offered.problems)
+    for problem in problems:
+        click.echo(f"note: {problem}", err=True)
+    if all(each.message for each in answers):
+        raise Failure(join_reasons([each.message for each in answers]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is said of one wish of a task."""
+
+    task: "Task"
+    by: str
+    offered: "Offered"
+    made: "Plan"
+    found: "Explanation"
+    message: str  # why there is no place; "" where there is one
+    chances: "Sequence[Outlook]"
+    warnings: Sequence[str]
+
+
+def _answer(task: "Task", by: str, limit: int, all_places: bool, here: bool, output_mib: int | None) -> _Answer:
+    from cavvy.cli.task.chances import tell_chances
+    from cavvy.cli.task.offered import gather
+    from cavvy.planner.explain import explain, say_no_offer
+    from cavvy.planner.placements import Objective, View
+    from cavvy.planner.rank import plan, warn_of_dear_spot, warn_of_notices
+
+    offered = gather(task, anywhere=not here, output_mib=output_mib)
+    made = plan(
+        task,
+        offered.offers,
+        now=datetime.now(UTC),
+        by=Objective(by),
+        situation=offered.situation,
+        view=View(limit=limit, distinct=not all_places),
+    )
+    chances = tell_chances(task, offered.offers, datetime.now(UTC), offered.situation.egress)
+    warnings = warn_of_notices(task, offered.offers, offered.situation.notices)
+    warnings += warn_of_dear_spot(task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation)
+    found = explain(offered.matches, made, refused=offered.refused)
+    said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
+    message = "" if made.placements else said or say_no_offer(task, found)
+    return _Answer(task, by, offered, made, found, message, chances, warnings)
+
+
+def _csv_out(answers: Sequence[_Answer]) -> None:
+    """One table; of a task with several wishes, each row says which."""
+    found = [
+        (at, _row(rank, place, ()))
+        for at, each in enumerate(answers, 1)
+        for rank, place in enumerate(each.made.placements, 1)
+    ]
+    if len(answers) == 1:
+        rows_out(_COLUMNS, [row for _, row in found], "csv")
+    else:
+        rows_out((Column("wish"), *_COLUMNS), [(at, *row) for at, row in found], "csv")
+
+
+def _show(answers: Sequence[_Answer], ordered: bool, all_places: bool) -> None:
+    which = "" if all_places else " (the best of each machine)"
+    order = "the first that can be had is taken" if ordered else "the cheapest is taken"
+    for at, each in enumerate(answers, 1):
+        if len(answers) > 1:
+            click.echo(f"Wish {at} of {len(answers)} ({order})")
+        _tables_out(each, which)
+        _chances_out(each.chances)
+
+
+def _uncapital(text: str) -> str:
+    return text[:1].lower() + text[1:] if text.startswith("The ") else text
+
+
+def _size(text: str | None) -> int | None:
+    from cavvy.domain.units import UnitError, parse_memory_mib
+
+    try:
+        return None if text is None else parse_memory_mib(text)
+    except UnitError as error:
+        raise Failure(f"--output-size: {error}", exit_code=2) from error
+
+
+# placements
+
+
+def _money(micros: int) -> str:
+    from cavvy.domain.units import Money, format_usd
+
+    return format_usd(Money(micros))
+
+
+def _rate(micros: int) -> str:
+    from cavvy.domain.units import HourlyRate, format_rate
+
+    return format_rate(HourlyRate(micros)).removesuffix("/h")
+
+
+def _length(seconds: float) -> str:
+    from datetime import timedelta
+
+    from cavvy.domain.units import format_duration
+
+    return format_duration(timedelta(seconds=seconds))
+
+
+_COLUMNS = (
+    Column("rank", "#", right=True),
+    Column("provider"),
+    Column("place"),
+    Column("instance_type", "INSTANCE"),
+    Column("accelerators"),
+    Column("vcpus", "CPUS", lambda number: f"{number:g}", right=True),
+    Column("purchase", "BUY"),
+    Column("rate_micros_per_hour", "$/H", _rate, right=True),
+    Column("run_time_s", hidden=True),
+    Column("wall_time_s", "TIME", _length, right=True),
+    Column("cost_micros", "TOTAL", _money, right=True),
+    Column("spot_loss_s", hidden=True),
+    Column("spot_loss_micros", hidden=True),
+    Column("preemptions", hidden=True),
+    Column("egress_micros", hidden=True),
+    Column("available", hidden=True),
+    Column("as_of", hidden=True),
+    Column("notes"),
+)
+
+
+def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[object, ...]:
+    """`notes` is how each note is written; () writes them in full."""
+    offer, loss = placement.offer, placement.spot_loss
+    return (
+        rank,
+        offer.provider,
+        place_text(offer),
+        offer.instance_type,
+        accelerators_text(offer),
+        offer.vcpus or None,
+        offer.purchase,
+        placement.rate.micros_per_hour,
+        None if placement.run_time is None else placement.run_time.total_seconds(),
+        None if placement.wall_time is None else placement.wall_time.total_seconds(),
+        None if placement.cost is None else placement.cost.micros,
+        None if loss is None or loss.time is None else loss.time.total_seconds(),
+        None if loss is None or loss.cost is None else loss.cost.micros,
+        None if loss is None else loss.preemptions,
+        None if placement.egress is None else placement.egress.micros,
+        placement.available,
+        offer.as_of,
+        " ".join(f"[{notes.index(note) + 1}]" for note in placement.notes) if notes else "; ".join(placement.notes),
+    )
+
+
+def _wished(nodes: int, wish: str) -> str:
+    """ "any node", "2 nodes with 8 CPUs", "4 nodes, each a H100:8"."""
+    if wish == "node":
+        return "any node" if nodes == 1 else f"{nodes} nodes of any kind"
+    if wish.startswith("node "):
+        return f"a {wish}" if nodes == 1 else f"{nodes} nodes{wish.removeprefix('node')}"
+    return wish if nodes == 1 else f"{nodes} nodes, each a {wish}"
+
+
+def place_text(offer: "Offer") -> str:
+    """The zone where it tells the region as well, else both."""
+    if offer.zone and not offer.zone.startswith(offer.region):
+        return f"{offer.region}/{offer.zone}"
+    return offer.zone or offer.region
+
+
+def accelerators_text(offer: "Offer") -> str | None:
+    return f"{offer.accelerator_count} x {offer.accelerator}" if offer.accelerator else None
+
+
+def _tables_out(answer: _Answer, which: str) -> None:
+    from cavvy.planner.explain import wish
+
+    task, made, found = answer.task, answer.made, answer.found
+    notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
+    title = f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, answer.by)}"
+    rows = [_row(rank, placement, notes) for rank, placement in enumerate(made.placements, 1)]
+    if rows:
+        rows_out(_COLUMNS, rows, title=title)
+        for number, note in enumerate(notes, 1):
+            click.echo(f"[{number}] {note}")
+        click.echo(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
+    if found.rejections:
+        _rejections_out(found)
+
+
+def _order_text(task: "Task", by: str) -> str:
+    if task.work is None:
+        return "the task states no `work`, so by price per hour and without times"
+    return "by expected total" if by == "cost" else "by expected finish"
+
+
+def _sources_text(made: "Plan", which: str) -> str:
+    dates = [placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None]
+    text = f"{len(made.placements)} shown{which} of {made.kept:,} offers that fit"
+    if dates:
+        span = f"{min(dates)}" if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
+        text += f"; list prices of {span}"
+    return text
+
+
+def _usable_text(answer: _Answer) -> str:
+    """Of the providers that are configured here those that have a place for this wish."""
+    from cavvy.planner.placements import View
+    from cavvy.planner.rank import plan
+
+    offered, best = answer.offered, View(distinct=True)
+    made = plan(answer.task, offered.here, now=datetime.now(UTC), situation=offered.situation, view=best)
+    usable = sorted({placement.offer.provider for placement in made.placements})
+    if usable:
+        return ", ".join(usable)
+    told = f"{', '.join(offered.live)} has no such place" if offered.live else "no provider is configured"
+    return f"none of them: {told}"
+
+
+def _rejections_out(found: "Explanation") -> None:
+    count = found.considered - found.kept
+    click.echo()
+    rows = [(rejection.reason, rejection.count, rejection.field) for rejection in found.rejections]
+    columns = (
+        Column("reason", "WHY NOT"),
+        Column("offers", show=lambda number: f"{number:,}", right=True),
+        Column("field", "FIELD", wide=True),
+    )
+    rows_out(columns, rows, title=f"{count:,} of {found.considered:,} offers do not fit, by what they fail first")
+    if found.misses:
+        click.echo()
+        misses = [_miss_row(miss) for miss in found.misses]
+        heads = (
+            Column("provider"),
+            Column("place"),
+            Column("instance_type", "INSTANCE"),
+            Column("rate", "$/H", _rate, right=True),
+            Column("text", "WHY NOT", wide=True),
+            Column("change", "TO USE IT", wide=True),
+        )
+        rows_out(heads, misses, title="nearest misses")
+
+
+def _miss_row(miss: "Miss") -> tuple[object, ...]:
+    offer = miss.offer
+    return offer.provider, place_text(offer), offer.instance_type, offer.rate.micros_per_hour, miss.text, miss.change
+
+
+def _chances_out(chances: "Sequence[Outlook]") -> None:
+    if not chances:
+        return
+    columns = (
+        Column("spot"),
+        Column("mean", "EXPECTED", lambda usd: _money(round(usd * 1e6)), right=True),
+        Column("p10", "P10", lambda usd: _money(round(usd * 1e6)), right=True),
+        Column("p90", "P90", lambda usd: _money(round(usd * 1e6)), right=True),
+        Column("in_time", "IN TIME", lambda share: f"{share:.0%}", right=True),
+        Column("hours", "HOURS (P50)", lambda hours: f"{hours:.1f}", right=True),
+    )
+    rows = [(each.kind, each.usd_mean, each.usd_p10, each.usd_p90, each.in_time, each.hours_p50) for each in chances]
+    click.echo()
+    rows_out(columns, rows, title="until the deadline, by resources.spot")
+    runs = max(each.runs for each in chances)
+    click.echo(
+        f"{runs} made-up courses each, by the policies that run jobs; spot comes and goes as was seen of these markets,"
+        " or by a cautious prior"
+    )
+
+
+def _document(answer: _Answer) -> dict[str, object]:
+    task, made, found = answer.task, answer.made, answer.found
+    names = [column.name for column in _COLUMNS]
+    placements = []
+    for rank, placement in enumerate(made.placements, 1):
+        row = dict(zip(names, _row(rank, placement, ()), strict=True))
+        loss = placement.spot_loss
+        placements.append(
+            row
+            | {
+                "offer": placement.offer.key,
+                "finish": placement.finish,
+                "checkpoint_every_s": None if loss is None else loss.checkpoint_every,
+                "preemptions_per_hour": None if loss is None else loss.per_hour,
+                "notes": placement.notes,
+            }
+        )
+    return {
+        "task": task.name,
+        "nodes": task.nodes,
+        "by": answer.by,
+        "considered": found.considered,
+        "kept": found.kept,
+        "placements": placements,
+        "rejected": [{"reason": r.reason, "count": r.count, "field": r.field} for r in found.rejections],
+        "misses": [
+            {
+                "offer": miss.offer.key,
+                "rate_micros_per_hour": miss.offer.rate.micros_per_hour,
+                "reason": miss.reason,
+                "text": miss.text,
+                "change": miss.change,
+            }
+            for miss in found.misses
+        ],
+        "message": answer.message or None,
+        "warnings": list(answer.warnings),
+        "chances": [
+            {
+                "spot": each.kind,
+                "runs": each.runs,
+                "usd_mean": each.usd_mean,
+                "usd_p10": each.usd_p10,
+                "usd_p90": each.usd_p90,
+                "in_time": each.in_time,
+                "hours_p50": each.hours_p50,
+                "hours_p90": each.hours_p90,
+            }
+            for each in answer.chances
+        ],
+    }

@@ -1,0 +1,41 @@
+"""`cavvy ps`: list jobs."""
+
+import click
+
+from cavvy.cli.reach.session import list_jobs, session
+from cavvy.cli.view.output import Column, output_option, rows_out
+
+_RECENT = 20
+
+
+@click.command("ps")
+@click.option("-a", "--all", "everything", is_flag=True, help="All jobs, not only the newest and the unfinished.")
+@click.option("-p", "--project", default=None, help="Only this project; all by default.")
+@click.option("--phase", multiple=True, metavar="PHASE", help="Only jobs in this phase, such as running or failed.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="At most so many rows.")
+@output_option
+def command(everything: bool, project: str | None, phase: tuple[str, ...], limit: int | None, output: str) -> None:
+    """List jobs, newest first."""
+    from cavvy.cli.view import shown
+
+    wanted = limit or (None if everything else _RECENT)
+    with session() as client:
+        rows, more = list_jobs(client, project, phase, wanted)
+    columns = [
+        Column("name", wide=True),
+        Column("id", hidden=True),
+        Column("project"),
+        Column("phase"),
+        Column("submitted_at", "SUBMITTED", shown.show_ago),
+        Column("since", "SINCE", shown.show_ago, hidden=True),
+        Column("ended_at", hidden=True),
+        Column("attempt", "TRY", right=True),
+        Column("exit_code", "EXIT", right=True),
+        Column("spent_micros", "SPENT", shown.show_money, right=True),
+        Column("place", wide=True),
+        Column("reason", wide=True),
+    ]
+    cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
+    rows_out(columns, cells, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
+    if more and output == "table" and not limit:
+        click.echo("… older ones: cavvy ps --all")

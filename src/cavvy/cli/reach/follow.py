@@ -1,0 +1,120 @@
+"""Following a job in the terminal: its log, its story and its progress, until it ends or Ctrl-C detaches."""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import Empty, Queue
+from threading import Thread
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import named
+from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.screen import job_ranks
+
+if TYPE_CHECKING:
+    from cavvy.cli.view.screen import Screen
+    from cavvy.client import Client
+    from cavvy.client.wire import EventView, JobDetail
+
+    Item = tuple[int, bytes] | EventView | Failure | None
+
+_LOOK_S = 0.5  # how often the job's progress is read again
+_BILL_S = 2.0  # how long the summary waits for the end of the bill
+_AHEAD = 16  # pieces that are read ahead of a slow terminal; what a log drops meanwhile is told in it
+_DETACHED = 130  # as a shell reports an interrupt
+
+
+def follow(client: "Client", project: str, name: str, *, after: int = 0, first: int | None = None) -> None:
+    """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it running.
+
+    `after` and `first` say from which event and which attempt on.
+    """
+    from cavvy.cli.view.screen import open_screen
+    from cavvy.cli.view.summary import summary_out
+
+    try:
+        job = client.job(project, name)
+        with open_screen(job) as screen:
+            _show(client, job, screen, after, first)
+            job = _billed(client, project, name)
+            screen.job(job)
+        summary_out(job, client.cost(job.project, job.name))
+    except KeyboardInterrupt:
+        click.echo(f"\ndetached: {name} goes on without this terminal", err=True)
+        there = named(project, name)
+        click.echo(f"come back: cavvy logs -f {there}    stop it: cavvy stop {there}", err=True)
+        sys.exit(_DETACHED)
+    sys.exit(exit_code(job))
+
+
+def _billed(client: "Client", project: str, name: str) -> "JobDetail":
+    """The job when its last gang is gone and its bill complete; as it is where its place takes longer for that."""
+    until = monotonic() + _BILL_S
+    while True:
+        job = client.job(project, name)
+        if all(attempt.phase == "ended" for attempt in job.attempts) or monotonic() > until:
+            return job
+        sleep(_BILL_S / 50)
+
+
+def exit_code(job: "JobDetail") -> int:
+    """The job's own exit code; 130 where it was stopped, 1 where it failed without one."""
+    if job.phase == "done":
+        return 0
+    if job.phase == "stopped":
+        return _DETACHED
+    return job.exit_code or 1
+
+
+def _show(client: "Client", job: "JobDetail", screen: "Screen", after: int, first: int | None) -> None:
+    """Bring log and story to the screen as they come, until both have ended."""
+    queue: Queue[Item] = Queue(_AHEAD)
+
+    def read_log(rank: int) -> Iterator["Item"]:
+        with client.sibling() as own:
+            for chunk in own.log_chunks(job.project, job.name, rank=rank, first=first, follow=True):
+                if chunk.data:
+                    yield rank, chunk.data
+
+    def read_events() -> Iterator["Item"]:
+        with client.sibling() as own:
+            yield from own.follow(job.project, job.name, after=after)
+
+    sources: list[Callable[[], Iterator[Item]]] = [partial(read_log, rank) for rank in range(job_ranks(job))]
+    sources.append(read_events)
+    for source in sources:
+        Thread(target=_pump, args=(source, queue), daemon=True).start()
+    open_sources, looked = len(sources), 0.0
+    while open_sources:
+        if monotonic() - looked > _LOOK_S:
+            screen.job(client.job(job.project, job.name))
+            looked = monotonic()
+        try:
+            item = queue.get(timeout=_LOOK_S)
+        except Empty:
+            continue
+        match item:
+            case None:
+                open_sources -= 1
+            case Failure():
+                raise item
+            case (rank, data):
+                screen.log(rank, data)
+            case event:
+                screen.event(event)
+                looked = 0.0
+
+
+def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
+    """Put everything that a source gives into the queue, then its failure or None."""
+    from cavvy.client import ApiError
+
+    try:
+        for item in source():
+            queue.put(item)
+    except ApiError as error:
+        queue.put(Failure(error.message, error.hint))
+    queue.put(None)

@@ -1,0 +1,64 @@
+"""What every command that talks to the server shares: the connection, the project, and its jobs."""
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from cavvy.cli.view.failure import Failure
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+    from cavvy.client.wire import JobRow
+
+_F = TypeVar("_F", bound=Callable[..., object])
+_PAGE = 200
+
+
+@contextmanager
+def session() -> Iterator["Client"]:
+    """A client of the server, which is started where none runs; errors of the API become failures."""
+    from cavvy.client import ApiError, connect
+
+    try:
+        with connect() as client:
+            yield client
+    except ApiError as error:
+        raise Failure(error.message, error.hint) from error
+
+
+def project_option(function: _F) -> _F:
+    """Add `-p/--project`; the value arrives as `project`, by default CAVVY_PROJECT or "default"."""
+    return click.option(
+        "-p",
+        "--project",
+        default=_default_project,
+        show_default="CAVVY_PROJECT, or default",
+        help="The project the job belongs to.",
+    )(function)
+
+
+def _default_project() -> str:
+    return os.environ.get("CAVVY_PROJECT", "default")
+
+
+def named(project: str, name: str) -> str:
+    """A job as other commands take it: with -p where they would look into another project."""
+    return name if project == _default_project() else f"{name} -p {project}"
+
+
+def list_jobs(
+    client: "Client", project: str | None, phases: Collection[str] = (), limit: int | None = None
+) -> "tuple[list[JobRow], bool]":
+    """Jobs newest first, at most `limit`, and whether there are more."""
+    rows: list[JobRow] = []
+    cursor = None
+    while True:
+        size = _PAGE if limit is None else min(_PAGE, limit - len(rows))
+        page = client.jobs(project, phases=phases, cursor=cursor, limit=size)
+        rows += page.jobs
+        cursor = page.cursor
+        if cursor is None or (limit is not None and len(rows) >= limit):
+            return rows, cursor is not None

@@ -1,0 +1,93 @@
+"""~/.ssh/config.d/cavvy: a host for each running job and one for NAME.cavvy, reached by `cavvy ssh --stdio`."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cavvy.client.state import default_home, write_private
+
+_INCLUDE = "Include config.d/cavvy"
+_HEAD = "# Written by `cavvy ssh`; changes are lost. `ssh NAME` reaches the node of a running job.\n"
+
+
+def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence[str]:
+    """Write the file and have ~/.ssh/config include it; what was done, for people. `jobs`: project, name, nodes."""
+    from cavvy.cli.view.failure import Failure
+
+    try:
+        from cavvy.cli.reach.sshd import host_key
+    except ModuleNotFoundError as error:
+        if error.name != "asyncssh":
+            raise
+        raise Failure("this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'") from error
+    public = host_key().with_suffix(".pub").read_text().split()
+    known_hosts = os.path.join(default_home(), "ssh_known_hosts")
+    write_private(known_hosts, f"cavvy {public[0]} {public[1]}\n".encode())
+    folder = _folder()
+    (folder / "config.d").mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = _running() if jobs is None else jobs
+    write_private(str(folder / "config.d/cavvy"), make_config(found, known_hosts).encode())
+    told = [f"{folder}/config.d/cavvy has {len(found)} running job(s); NAME.cavvy works for every one"]
+    return [*told, *_include(folder / "config")]
+
+
+def refresh_config() -> None:
+    """Bring the file up to date where the user has set it up."""
+    if (_folder() / "config.d/cavvy").exists():
+        write_config()
+
+
+def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
+    """The text: a block for each rank of each job, and one for all names that end in .cavvy."""
+    python = f"{shlex.quote(sys.executable)} -P -c 'from cavvy.cli.main import main; main()'"
+    program = shlex.quote(_program()) if _program() else python
+    home = f"CAVVY_HOME={shlex.quote(default_home())}" if "CAVVY_HOME" in os.environ else ""
+    start = f"env {home} {program}" if home else program
+    blocks = [_HEAD]
+    for project, name, nodes in jobs:
+        for rank in range(nodes):
+            alias = f"{name} {name}:0 {name}.0" if rank == 0 else f"{name}:{rank} {name}.{rank}"
+            blocks.append(_block(alias, f"{start} ssh --stdio -p {shlex.quote(project)} {name}:{rank}", known_hosts))
+    blocks.append(_block("*.cavvy", f"{start} ssh --stdio $(basename %n .cavvy)", known_hosts))
+    return "\n".join(blocks)
+
+
+def _block(names: str, proxy: str, known_hosts: str) -> str:
+    return (
+        f"Host {names}\n  ProxyCommand {proxy}\n  HostKeyAlias cavvy\n  UserKnownHostsFile {known_hosts}\n"
+        "  StrictHostKeyChecking yes\n  ServerAliveInterval 0\n"
+    )
+
+
+def _program() -> str:
+    """The installed command, if this is it."""
+    path = os.path.abspath(sys.argv[0])
+    return path if os.path.basename(path) == "cavvy" and os.access(path, os.X_OK) else ""
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("HOME") or Path.home()) / ".ssh"
+
+
+def _include(config: Path) -> Sequence[str]:
+    """Have the user's own configuration include ours, at its top, where no Host block has begun."""
+    text = config.read_text() if config.exists() else ""
+    if any(line.strip().lower() == _INCLUDE.lower() for line in text.splitlines()):
+        return []
+    write_private(str(config), f"{_INCLUDE}\n\n{text}".encode())
+    return [f"added `{_INCLUDE}` to {config}"]
+
+
+def _running() -> Sequence[tuple[str, str, int]]:
+    from cavvy.cli.reach.session import session
+
+    with session() as client:
+        rows = client.nodes()
+    ranks: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row.job:
+            key = (row.project, row.job)
+            ranks[key] = max(ranks.get(key, 0), (row.rank or 0) + 1)
+    return [(project, name, nodes) for (project, name), nodes in sorted(ranks.items())]

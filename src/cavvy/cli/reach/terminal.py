@@ -1,0 +1,103 @@
+"""A command or shell on a node at this terminal: raw keys there, its output here, its exit code as ours."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cavvy.client.tunnel.mux import Channel, Exit, Tunnel
+
+_PIECE = 64 * 1024
+
+
+async def run_here(tunnel: "Tunnel", *, argv: list[str] | None, line: str | None, terminal: bool) -> int:
+    """Run it to its end; the exit code, as a shell says it. Raises FarError, TunnelLost."""
+    if not terminal:
+        return await _converse(await tunnel.run(argv=argv, line=line))
+    size = shutil.get_terminal_size()
+    pty = {"term": os.environ.get("TERM", "xterm"), "cols": size.columns, "rows": size.lines}
+    channel = await tunnel.run(argv=argv, line=line, pty=pty)
+
+    def resized() -> None:
+        size = os.get_terminal_size(sys.stdin.fileno())
+        channel.control(cols=size.columns, rows=size.lines)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, resized)
+    with _raw(sys.stdin.fileno()):
+        return await _converse(channel)
+
+
+async def _converse(channel: "Channel") -> int:
+    from cavvy.client.tunnel.mux import ERR
+
+    loop = asyncio.get_running_loop()
+    keys: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def read_keys() -> None:
+        import threading
+
+        def read() -> None:
+            while True:
+                try:
+                    data = os.read(0, _PIECE)
+                except OSError:
+                    data = b""
+                if loop.is_closed():
+                    return
+                loop.call_soon_threadsafe(keys.put_nowait, data)
+                if not data:
+                    return
+
+        threading.Thread(target=read, daemon=True).start()
+
+    async def send_keys() -> None:
+        while data := await keys.get():
+            await channel.write(data)
+        channel.end()
+
+    for number, name in ((signal.SIGINT, "INT"), (signal.SIGTERM, "TERM"), (signal.SIGHUP, "HUP")):
+        loop.add_signal_handler(number, lambda name=name: channel.control(signal=name))  # type: ignore[misc]
+    read_keys()
+    sending = asyncio.create_task(send_keys())
+    try:
+        while (piece := await channel.read()) is not None:
+            kind, data = piece
+            await asyncio.to_thread(write_all, 2 if kind == ERR else 1, data)
+    finally:
+        sending.cancel()
+    return exit_code(channel.exit)
+
+
+def exit_code(end: "Exit | None") -> int:
+    """As a shell says it: 128 + N for a command that signal N ended."""
+    if end is None:
+        return 255
+    if end.code is not None:
+        return end.code
+    return 128 + getattr(signal, f"SIG{end.signal}", 127)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write until nothing is left; a terminal or pipe takes what it has room for."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+@contextmanager
+def _raw(terminal: int) -> Iterator[None]:
+    """Every key goes to the node, Ctrl-C too."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setraw(terminal, termios.TCSADRAIN)  # what was typed already is for the node
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

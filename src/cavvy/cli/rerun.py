@@ -1,0 +1,54 @@
+"""`cavvy rerun`: a job again as it was, or with other parameters."""
+
+import click
+
+from cavvy.cli.reach.session import named, project_option, session
+from cavvy.cli.task.reading import param_option, read_params
+from cavvy.cli.view.failure import Failure
+
+
+@click.command("rerun")
+@click.argument("name")
+@project_option
+@param_option
+@click.option("-d", "--detach", is_flag=True, help="Do not follow its log.")
+@click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
+def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: bool) -> None:
+    """Run a job again from the same task, parameters and frozen working folder; --param changes what differs."""
+    from dataclasses import replace
+
+    import msgspec
+
+    from cavvy.cli.reach.follow import follow
+    from cavvy.cli.task.submission import submit
+    from cavvy.domain.jobs import Origin
+    from cavvy.domain.tasks import Task
+
+    changed = read_params(param)
+    with session() as client:
+        old = client.job(project, name)
+        origin = msgspec.json.decode(old.origin, type=Origin)
+        task = msgspec.json.decode(old.task, type=Task)
+        if not origin.task_text:
+            raise Failure(f"{name} was not submitted as a file and cannot be run again", "submit its task again")
+        params = {**{key: _text(value) for key, value in task.params.items()}, **changed}
+        new = submit(
+            client,
+            origin.task_text,
+            path=f"the task of {name}",
+            params=params,
+            project=project,
+            origin=replace(origin, rerun_of=old.id),
+            name=task.name,
+            consent=yes or old.consented,
+            ceiling_micros=old.ceiling_micros,
+        )
+        click.echo(f"{new.name}: queued, a rerun of {old.name}")
+        click.echo(f"what differs: cavvy diff {old.name} {named(project, new.name)}")
+        if not detach:
+            follow(client, project, new.name)
+
+
+def _text(value: object) -> str:
+    """A parameter as one would write it after --param."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

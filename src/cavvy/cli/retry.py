@@ -1,0 +1,21 @@
+"""`cavvy retry`: queue an ended job again."""
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+
+
+@click.command("retry")
+@click.argument("name")
+@project_option
+@click.option("-d", "--detach", is_flag=True, help="Do not follow its log.")
+def command(name: str, project: str, detach: bool) -> None:
+    """Queue an ended job again; it goes on from its checkpoint."""
+    from cavvy.cli.reach.follow import follow
+
+    with session() as client:
+        seen = client.events(project, name).last
+        job = client.retry(project, name)
+        click.echo(f"{job.name}: {job.phase}")
+        if not detach:
+            follow(client, project, job.name, after=seen, first=job.attempt + 1)

@@ -1,0 +1,98 @@
+"""`cavvy run`: submit a task, follow its log, pass its exit code on."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import named, session
+from cavvy.cli.task.reading import param_option, read_params, read_task
+from cavvy.cli.view.failure import Failure
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+    from cavvy.client.wire import Submitted
+    from cavvy.spec import LoadedTask
+
+
+@click.command("run")
+@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@param_option
+@click.option("-d", "--detach", is_flag=True, help="Submit and return at once.")
+@click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
+@click.option("-p", "--project", default=None, help="Instead of the project that the file names.")
+@click.option("--name", default=None, help="Instead of the name that the file gives.")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="With --detach: how to say it."
+)
+def command(
+    file: str, param: tuple[str, ...], detach: bool, yes: bool, project: str | None, name: str | None, output: str
+) -> None:
+    """Run a task on the best place there is and follow it; its exit code is passed on.
+
+    Ctrl-C leaves the job running and says how to come back.
+    """
+    from cavvy.cli.reach.follow import follow
+
+    if output == "json" and not detach:
+        raise click.UsageError("-o json needs --detach: a job that is followed is its log")
+    params = read_params(param)
+    loaded = read_task(file, params)
+    if loaded.source.kind != "Cavvy":
+        click.echo(f"{file} was read as a {loaded.source.what} of {loaded.source.kind}", err=True)
+        for each in loaded.source.kept:
+            click.echo(f"note: {each}", err=True)
+    project = project or loaded.task.project
+    with session() as client:
+        job = _submit(client, loaded, file, params, project, name, yes)
+        if detach:
+            _tell(job, output)
+        else:
+            click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
+            follow(client, project, job.name)
+
+
+def _submit(
+    client: "Client",
+    loaded: "LoadedTask",
+    file: str,
+    params: dict[str, str],
+    project: str,
+    name: str | None,
+    yes: bool,
+) -> "Submitted":
+    from cavvy.cli.task.profiles import text_with_rates
+    from cavvy.cli.task.submission import make_origin, submit
+    from cavvy.client import ApiError
+
+    task = loaded.task
+    origin = make_origin(client, project, loaded, loaded.text)
+    try:
+        return submit(
+            client,
+            text_with_rates(loaded.text, task, loaded.folder),
+            path=file,
+            params=params,
+            project=project,
+            origin=origin,
+            name=name,
+            # A budget in the file is consent where nobody can be asked; on a terminal the price is shown all the same.
+            consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
+        )
+    except ApiError as error:
+        if error.code != "no-offer":
+            raise
+        from cavvy.cli.task.offered import tell_elsewhere
+
+        raise Failure(error.message, tell_elsewhere(task, file)) from error
+
+
+def _tell(job: "Submitted", output: str) -> None:
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out({"id": job.id, "name": job.name, "project": job.project, "phase": job.phase})
+        return
+    click.echo(f"{job.name} ({job.id}): {job.phase}")
+    there = named(job.project, job.name)
+    click.echo(f"follow it: cavvy logs -f {there}    stop it: cavvy stop {there}")

@@ -1,0 +1,36 @@
+"""`cavvy schedules`: jobs that repeat."""
+
+import json
+
+import click
+
+from cavvy.cli.reach.session import list_jobs, session
+from cavvy.cli.view.output import Column, output_option, rows_out
+
+
+@click.command("schedules")
+@click.option("-p", "--project", default=None, help="Only this project; all by default.")
+@output_option
+def command(project: str | None, output: str) -> None:
+    """List jobs that repeat and when they run next; `cavvy stop NAME` ends one, its runs go on."""
+    from cavvy.cli.view import shown
+    from cavvy.domain.jobs import NEXT_RUN
+
+    columns = [
+        Column("name", wide=True),
+        Column("project"),
+        Column("cron"),
+        Column("time_zone", "ZONE"),
+        Column("next_at", "NEXT", shown.show_time),
+        Column("id", hidden=True),
+    ]
+    cells = []
+    with session() as client:
+        for row in list_jobs(client, project, ("queued",))[0]:
+            if row.reason.startswith(NEXT_RUN):
+                job = client.job(row.project, row.name)
+                schedule = json.loads(bytes(job.task)).get("schedule") or {}
+                when = (schedule.get("cron", ""), schedule.get("time_zone", "UTC"), job.not_before)
+                cells.append((job.name, job.project, *when, job.id))
+    empty = "no job repeats; write `schedule: 0 3 * * 1-5` into a task file and `cavvy run` it"
+    rows_out(columns, cells, output, empty=empty)

@@ -1,0 +1,78 @@
+"""`cavvy secret`: values that jobs get as environment variables and nobody can read back."""
+
+from typing import IO
+
+import click
+
+from cavvy.cli.reach.session import named, project_option, session
+from cavvy.cli.view.failure import Failure
+
+
+@click.group("secret")
+def command() -> None:
+    """Set, list and delete secrets.
+
+    A task names the secrets that it wants; each becomes an environment variable of that name. Values are encrypted
+    at rest and are never shown again.
+    """
+
+
+@command.command("set")
+@click.argument("name")
+@project_option
+@click.option("--file", type=click.File("rb"), help="Read the value from a file; - is standard input.")
+def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
+    """Set a secret; asks for the value, or reads it from a file or a pipe, so that no argument ever holds it."""
+    if "=" in name:
+        hint = f"give `cavvy secret set {named(project, name.partition('=')[0])}` the value by a pipe, or when asked"
+        raise Failure("the name of a secret has no =", hint, exit_code=2)
+    value = _read_value(name, file)
+    if not value:
+        hint = f"give one; `cavvy secret delete {named(project, name)}` removes the secret"
+        raise Failure("the value is empty", hint, exit_code=2)
+    with session() as client:
+        client.put_secret(project, name, value)
+    click.echo(f"secret {name} of project {project} is set")
+
+
+@command.command("list")
+@project_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(("table", "json", "csv")),
+    default="table",
+    show_default=True,
+    help="How to print the rows.",
+)
+def list_secrets(project: str, output: str) -> None:
+    """List the names of a project's secrets."""
+    from cavvy.cli.view.output import Column, rows_out
+
+    with session() as client:
+        rows = [(secret.name, secret.updated_at) for secret in client.secrets(project)]
+    empty = f"project {project} has no secrets; set one with `cavvy secret set {named(project, 'NAME')}`"
+    rows_out([Column("name"), Column("updated_at", "SET AT")], rows, output, empty=empty)
+
+
+@command.command("delete")
+@click.argument("name")
+@project_option
+def delete(name: str, project: str) -> None:
+    """Delete a secret; running jobs keep what they were given."""
+    with session() as client:
+        client.delete_secret(project, name)
+    click.echo(f"secret {name} of project {project} is deleted")
+
+
+def _read_value(name: str, file: IO[bytes] | None) -> str:
+    import sys
+
+    if file is None and sys.stdin.isatty():
+        return str(click.prompt(f"value of {name}", hide_input=True))
+    data = file.read() if file is not None else sys.stdin.buffer.read()
+    try:
+        # A file's last line end is the editor's, not the secret's.
+        return bytes(data).decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise Failure("the value is not text in UTF-8", "encode it, for example with base64", exit_code=2) from None

@@ -1,0 +1,371 @@
+"""`cavvy simulate`: the production policies over recorded markets and queues; in place, without a server."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.output import json_out, output_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cavvy.sim.traces.trials import Result, Trial
+
+# What matplotlib draws; without an ending it is a .png.
+_DRAWN = ("", ".svg", ".svgz", ".png", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".tif", ".tiff", ".webp")
+
+
+@click.group("simulate", invoke_without_command=True)
+@click.option(
+    "--scenario",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Markets, jobs and a fleet in one YAML file: docs/guides/simulate.md.",
+)
+@click.option("--segments", is_flag=True, help="With a scenario: list every stay of every run in the JSON.")
+@click.option(
+    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: runs as CSV."
+)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: cost against slack.")
+@click.option("--gantt", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: the first job's runs.")
+@output_option
+@click.pass_context
+def command(context: click.Context, /, scenario: Path | None, **given: Any) -> None:
+    """Run the production policies over recorded markets and queues, and see what they would have cost.
+
+    Nothing is started and nothing is bought: the policies decide, the recording answers. Give a scenario, or one of
+    the commands below.
+    """
+    if context.invoked_subcommand is not None:
+        if scenario is not None:
+            raise Failure("--scenario stands alone", f"leave out `{context.invoked_subcommand}`", exit_code=2)
+        return
+    if scenario is None:
+        click.echo(context.get_help())
+        return
+    _run_scenario(scenario, **given)
+
+
+def _run_scenario(
+    path: Path, segments: bool, csv_file: Path | None, plot: Path | None, gantt: Path | None, output: str
+) -> None:
+    from cavvy.cli.view import simulated
+    from cavvy.sim.traces.fleet import run_fleet
+    from cavvy.sim.traces.readers import TraceError
+    from cavvy.sim.traces.scenario import read_scenario, run_scenario
+
+    _check_targets((csv_file,), (plot, gantt))
+    try:
+        scenario = read_scenario(path)
+        optimum = bool(scenario.jobs) and _has_numpy()
+        keep = segments or gantt is not None
+        results = list(run_scenario(scenario, keep_segments=keep, with_optimum=optimum))
+        waited = run_fleet(scenario.fleet.arrivals, scenario.fleet.pools) if scenario.fleet is not None else None
+        if results:
+            simulated.write_files(results, csv_file, None)
+            simulated.draw(results, plot, gantt)
+    except TraceError as error:
+        raise Failure(str(error), exit_code=2) from error
+    except ModuleNotFoundError as error:
+        raise _lacking(error) from error
+    simulated.print_scenario(results, waited, output, segments=segments)
+
+
+@command.command("spot")
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="A trace (JSON with gap_seconds and the number of instances available per tick), or a folder of some. "
+    "Repeat for more.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME,...",
+    default=("auto,uniform-progress,greedy",),
+    show_default=True,
+    help="auto, uniform-progress (up), greedy, on-demand (never) or spot-only (only).",
+)
+@click.option("--work", multiple=True, default=("48h",), show_default=True, metavar="TIME,...", help="Work to be done.")
+@click.option(
+    "--deadline", multiple=True, default=("52h",), show_default=True, metavar="TIME,...", help="Time to the deadline."
+)
+@click.option(
+    "--overhead",
+    multiple=True,
+    default=("0.2h",),
+    show_default=True,
+    metavar="TIME,...",
+    help="From a launch until the job is where it had stopped: paid for, without work done.",
+)
+@click.option("--windows", type=click.IntRange(min=1), default=20, show_default=True, help="Random starts per market.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws the starts.")
+@click.option("--together", is_flag=True, help="All traces are one choice of markets, not one after the other.")
+@click.option(
+    "--on-demand",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="USD",
+    help="On-demand price an hour.",
+)
+@click.option(
+    "--spot-ratio",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.3,
+    show_default=True,
+    help="Spot price over on-demand, where a trace has no prices.",
+)
+@click.option(
+    "--prices",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Spot prices per tick by trace: JSON, name to dollars an hour.",
+)
+@click.option(
+    "--egress",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Dollars per GB between regions: CSV, from_region,to_region,price_usd_per_gb.",
+)
+@click.option(
+    "--checkpoint-gb",
+    type=click.FloatRange(min=0),
+    default=50.0,
+    show_default=True,
+    help="What a move between regions carries.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes that the job needs.")
+@click.option(
+    "--optimum/--no-optimum",
+    default=True,
+    show_default=True,
+    help="Beside each run, the least cost that was possible (needs cavvy[sim]).",
+)
+@click.option("--segments", is_flag=True, help="List every run with its segments in the JSON, for a referee.")
+@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every run as CSV.")
+@click.option(
+    "--parquet", "parquet_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every run as Parquet."
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw cost against slack (.svg, .png or .pdf)."
+)
+@click.option(
+    "--gantt",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the first window's runs (.svg, .png or .pdf).",
+)
+@click.option(
+    "--processes", type=click.IntRange(min=1), default=None, show_default="all cores", help="How many to work with."
+)
+@output_option
+def spot(**given: Any) -> None:
+    """Run deadline policies over recorded spot markets, each run beside the least cost that was possible.
+
+    Lists, such as --deadline 52h,60h, are combined with each other. A ratio is total cost over total optimum. With
+    `--segments -o json` every stay is listed, so that anyone can work out cost, deadline and optimum again.
+    """
+    from cavvy.cli.view import simulated
+    from cavvy.sim.traces.readers import TraceError
+
+    wish = _Wish(**given)
+    _check_targets((wish.csv_file, wish.parquet_file), (wish.plot, wish.gantt))
+    try:
+        results = _run(_trials(wish), wish.processes)
+        simulated.write_files(results, wish.csv_file, wish.parquet_file)
+        simulated.draw(results, wish.plot, wish.gantt)
+    except TraceError as error:
+        raise Failure(str(error), exit_code=2) from error
+    except ModuleNotFoundError as error:
+        raise _lacking(error) from error
+    if wish.output == "json":
+        json_out(simulated.as_document(results, segments=wish.segments))
+    else:
+        simulated.print_scores(results, wish.output)
+
+
+@command.command("fleet")
+@click.option(
+    "--jobs",
+    required=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="CSV or Parquet with the columns arrival_s, duration_s, gpus and vc, one row a job.",
+)
+@click.option(
+    "--pools",
+    required=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="CSV of the nodes of each virtual cluster: vc,node num.",
+)
+@click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of every node.")
+@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every job as CSV.")
+@click.option(
+    "--parquet", "parquet_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every job as Parquet."
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GPUs in use and jobs that wait, over time."
+)
+@output_option
+def fleet(
+    jobs: Path,
+    pools: Path,
+    gpus_per_node: int,
+    csv_file: Path | None,
+    parquet_file: Path | None,
+    plot: Path | None,
+    output: str,
+) -> None:
+    """Run a recorded queue of jobs through the production queue: who waits how long, and how full the GPUs are.
+
+    Every virtual cluster is a place of its own, whose GPUs are handed out one by one; a job that needs more than its
+    cluster has is left out and counted.
+    """
+    from cavvy.cli.view import simulated
+    from cavvy.sim.traces.fleet import Stay, read_jobs, read_pools, run_fleet
+    from cavvy.sim.traces.readers import TraceError
+
+    _check_targets((csv_file, parquet_file), (plot,))
+    try:
+        stays: list[Stay] = []
+        keep = stays.append if csv_file or parquet_file or plot else None
+        held = read_pools(pools, gpus_per_node)
+        outcome = run_fleet(read_jobs(jobs), held, keep)
+        simulated.write_fleet(stays, csv_file, parquet_file)
+        if plot is not None:
+            from cavvy.sim.traces.plots import plot_fleet
+
+            plot_fleet(stays, sum(held.values()), plot)
+    except TraceError as error:
+        raise Failure(str(error), exit_code=2) from error
+    except ModuleNotFoundError as error:
+        raise _lacking(error) from error
+    simulated.print_fleet(outcome, output)
+
+
+def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | None]") -> None:
+    """Whether what will be found can be written, before it is looked for."""
+    shown = [path for path in drawings if path is not None]
+    for path in shown:
+        if path.suffix.lower() not in _DRAWN:
+            raise Failure(f"{path}: expected a name that ends in .svg, .png or .pdf", exit_code=2)
+    for path in (*(path for path in files if path is not None), *shown):
+        if not path.parent.is_dir():
+            raise Failure(f"{path.parent}: no such folder", exit_code=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """The options of `simulate spot`."""
+
+    traces: tuple[Path, ...]
+    policies: tuple[str, ...]
+    work: tuple[str, ...]
+    deadline: tuple[str, ...]
+    overhead: tuple[str, ...]
+    windows: int
+    seed: int
+    together: bool
+    on_demand: float
+    spot_ratio: float
+    prices: Path | None
+    egress: Path | None
+    checkpoint_gb: float
+    nodes: int
+    optimum: bool
+    segments: bool
+    csv_file: Path | None
+    parquet_file: Path | None
+    plot: Path | None
+    gantt: Path | None
+    processes: int | None
+    output: str
+
+
+def _trials(wish: _Wish) -> "list[Trial]":
+    from cavvy.sim.traces.readers import list_traces
+    from cavvy.sim.traces.trials import Markets, list_settings, plan_trials
+
+    paths = [str(path) for path in list_traces(wish.traces)]
+    worlds = [
+        Markets(
+            paths=tuple(group),
+            on_demand_usd_hr=wish.on_demand,
+            spot_ratio=wish.spot_ratio,
+            nodes=wish.nodes,
+            prices=str(wish.prices) if wish.prices else None,
+            egress=str(wish.egress) if wish.egress else None,
+            checkpoint_gb=wish.checkpoint_gb,
+        )
+        for group in ([paths] if wish.together else [[path] for path in paths])
+    ]
+    settings = list_settings(
+        _lengths("--work", wish.work), _lengths("--deadline", wish.deadline), _lengths("--overhead", wish.overhead)
+    )
+    return plan_trials(
+        worlds,
+        settings,
+        _names(wish.policies),
+        windows=wish.windows,
+        seed=wish.seed,
+        keep_segments=wish.segments or wish.gantt is not None,
+        with_optimum=wish.optimum and _has_numpy(),
+    )
+
+
+def _has_numpy() -> bool:
+    from importlib.util import find_spec
+
+    if find_spec("numpy") is None:
+        click.echo("note: costs only: the optimum needs numpy (pip install 'cavvy[sim]')", err=True)
+        return False
+    return True
+
+
+def _run(trials: "list[Trial]", processes: int | None) -> "list[Result]":
+    import os
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from cavvy.sim.traces.trials import run_trials
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    console = Console(stderr=True)
+    results: list[Result] = []
+    with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulating", total=len(trials))
+        for found in run_trials(trials, min(processes or cores, len(trials))):
+            results += found
+            progress.advance(task)
+    return results
+
+
+def _lengths(option: str, texts: tuple[str, ...]) -> list[float]:
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        return [parse_duration(part).total_seconds() for text in texts for part in text.split(",")]
+    except UnitError as error:
+        raise Failure(f"{option}: {error}", exit_code=2) from error
+
+
+def _names(texts: tuple[str, ...]) -> list[str]:
+    from cavvy.planner.spot.policies import ALIASES, POLICIES
+
+    names = [part.strip() for text in texts for part in text.split(",")]
+    for name in names:
+        if name not in POLICIES and name not in ALIASES:
+            raise Failure(f"--policy: expected one of {', '.join(POLICIES)}, not {name!r}", exit_code=2)
+    return list(dict.fromkeys(names))
+
+
+def _lacking(error: ModuleNotFoundError) -> Failure:
+    return Failure(f"simulations need {error.name}, which is not installed", "pip install 'cavvy[sim]'")

@@ -1,0 +1,54 @@
+"""`cavvy ssh`: a shell or command on a job's node, and the other end of plain `ssh`, `scp`, `sftp` and editors."""
+
+import sys
+
+import click
+
+from cavvy.cli.reach.session import project_option
+from cavvy.cli.reach.tunnel import read_target, with_tunnel
+from cavvy.cli.view.failure import Failure
+
+
+@click.command("ssh", context_settings={"ignore_unknown_options": True})
+@click.argument("target", required=False, metavar="[NAME[:RANK]]")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND...]")
+@project_option
+@click.option("-t", "--tty", is_flag=True, help="A terminal for the command too.")
+@click.option("--setup", is_flag=True, help="Make plain `ssh NAME` and editors work, for the jobs that run now.")
+@click.option("--stdio", is_flag=True, help="Speak SSH over standard input and output, for an SSH client.")
+def command(target: str | None, arguments: tuple[str, ...], project: str, tty: bool, setup: bool, stdio: bool) -> None:
+    """Open a shell on a job's node, or run a command there, beside the work and in its folder and environment.
+
+    It goes through the control plane, so the node needs no address of its own. `cavvy ssh --setup` writes
+    ~/.ssh/config.d/cavvy, after which plain `ssh NAME`, scp, sftp, rsync and editors work as with any host.
+    """
+    if setup:
+        from cavvy.cli.reach.ssh_config import write_config
+
+        for told in write_config():
+            click.echo(told)
+        return
+    if target is None:
+        raise Failure("which job?", "`cavvy ssh NAME`, or `cavvy ssh --setup`", exit_code=2)
+    if stdio:
+        _speak(project, target)
+        return
+    from cavvy.cli.reach.ssh_config import refresh_config
+    from cavvy.cli.reach.terminal import run_here
+
+    refresh_config()
+    line = " ".join(arguments) or None
+    terminal = sys.stdin.isatty() and sys.stdout.isatty() if line is None else tty and sys.stdin.isatty()
+    code = with_tunnel(project, target, lambda tunnel: run_here(tunnel, argv=None, line=line, terminal=terminal))
+    sys.exit(code)
+
+
+def _speak(project: str, target: str) -> None:
+    try:
+        from cavvy.cli.reach.sshd import serve_stdio
+    except ModuleNotFoundError as error:
+        if error.name != "asyncssh":
+            raise
+        raise Failure("this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'") from error
+    read_target(target)
+    with_tunnel(project, target, serve_stdio)

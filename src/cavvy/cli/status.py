@@ -1,0 +1,153 @@
+"""`cavvy status`: one job, everything known about it."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.output import Column, json_out, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import JobDetail, OutlookView
+
+
+@click.command("status")
+@click.argument("name")
+@project_option
+@click.option(
+    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to say it."
+)
+def command(name: str, project: str, output: str) -> None:
+    """Show one job: phase, place, attempts, reasons, position in the queue."""
+    with session() as client:
+        job = client.job(project, name)
+        outlook = client.outlook(project, name) if job.course is not None and job.ended_at is None else None
+    if output == "json":
+        from msgspec.json import decode, encode
+
+        told = decode(encode(job))  # task, origin and offer are raw JSON inside
+        json_out(told if outlook is None else told | {"outlook": decode(encode(outlook))})
+        return
+    pairs_out(_facts(job) + _course_facts(job, outlook))
+    _attempts_out(job)
+    _search_out(job)
+    _nodes_out(job)
+
+
+def _facts(job: "JobDetail") -> list[tuple[str, object]]:
+    from cavvy.cli.view import shown
+
+    lasted = (shown.show_ago if job.phase in shown.ENDED else shown.show_for)(job.since)
+    facts: list[tuple[str, object]] = [
+        ("job", f"{job.name} ({job.id}) in project {job.project}"),
+        ("phase", f"{job.phase} {lasted}"),
+        ("reason", job.reason),
+        ("submitted", f"{job.submitted_at:%Y-%m-%d %H:%M:%S} UTC by {job.user or 'unknown'}"),
+    ]
+    if tags := shown.tags_of(job):
+        facts.append(("tags", shown.show_tags(tags)))
+    if job.queue_position is not None:
+        facts.append(("queue", f"number {job.queue_position} of those that wait"))
+    if job.phase == "queued" and (window := shown.window_of(job)):
+        facts.append(("window", f"starts in window {window}"))
+    if job.not_before is not None:
+        facts.append(("not before", f"{job.not_before:%Y-%m-%d %H:%M:%S} UTC"))
+    if job.exit_code is not None:
+        facts.append(("exit code", job.exit_code))
+    ceiling = f", at most {shown.show_money(job.ceiling_micros)}" if job.ceiling_micros is not None else ""
+    facts.append(("spent", shown.show_money(job.spent_micros) + ceiling))
+    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
+    if own is not None and own.nodes and (progress := own.nodes[0].progress):
+        facts.append(("progress", shown.show_progress(progress)))
+    return facts
+
+
+def _course_facts(job: "JobDetail", outlook: "OutlookView | None") -> list[tuple[str, object]]:
+    """What was decided last and why, and what is expected of the rest."""
+    from datetime import timedelta
+
+    from cavvy.cli.view import shown
+    from cavvy.domain.units import format_duration
+
+    facts: list[tuple[str, object]] = []
+    if job.course is not None:
+        where = f" at {job.course.place}" if job.course.place else ""
+        facts.append(("decided", f"{job.course.mode}{where}, {shown.show_ago(job.course.at)}: {job.course.reason}"))
+    if job.reliefs:
+        facts.append(("second gang", ", ".join(f"attempt {number}" for number in job.reliefs)))
+    if outlook is not None and outlook.runs:
+        money = [shown.show_money(each) for each in (outlook.mean_micros, outlook.p10_micros, outlook.p90_micros)]
+        cost = f"{money[0]} more expected ({money[1]} to {money[2]} in eight of ten courses)"
+        length = format_duration(timedelta(minutes=max(1, round(outlook.hours_p50 * 60))))
+        facts.append(("outlook", f"{cost}, in time in {outlook.in_time:.0%}, over in about {length}"))
+    elif outlook is not None:
+        facts.append(("outlook", outlook.reason))
+    return facts
+
+
+def _search_out(job: "JobDetail") -> None:
+    """Every place that said no or failed, and until when it is left alone."""
+    from datetime import UTC, datetime
+
+    from cavvy.cli.view import shown
+
+    said: dict[str, tuple[int, str, datetime]] = {}
+    for attempt in job.attempts:
+        if attempt.outcome in ("capacity", "refused", "timeout", "node"):
+            count = said[attempt.place][0] if attempt.place in said else 0
+            said[attempt.place] = count + 1, attempt.reason, attempt.created_at
+    if not said:
+        return
+    now = datetime.now(UTC)
+    rows = [
+        (place, count, at, until if (until := job.avoid.get(place)) and until > now else None, reason)
+        for place, (count, reason, at) in said.items()
+    ]
+    columns = [
+        Column("place", wide=True),
+        Column("tries", right=True),
+        Column("last", show=shown.show_ago),
+        Column("avoided", "AVOIDED UNTIL", lambda at: f"{at:%H:%M:%S} UTC"),
+        Column("answer", wrap=True),
+    ]
+    rows_out(columns, rows, title="\nplaces that said no")
+
+
+def _attempts_out(job: "JobDetail") -> None:
+    from cavvy.cli.view import shown
+
+    columns = [
+        Column("number", "TRY", right=True),
+        Column("phase"),
+        Column("outcome"),
+        Column("exit_code", "EXIT", right=True),
+        Column("place", wide=True),
+        Column("started", show=shown.show_ago),
+        Column("reason", wrap=True),
+    ]
+    rows = [(a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason) for a in job.attempts]
+    if rows:
+        rows_out(columns, rows, title="\nattempts")
+
+
+def _nodes_out(job: "JobDetail") -> None:
+    from cavvy.cli.view import shown
+
+    if not job.attempts:
+        return
+    columns = [
+        Column("rank", right=True),
+        Column("phase"),
+        Column("exit_code", "EXIT", right=True),
+        Column("address"),
+        Column("heard_at", "HEARD", shown.show_ago),
+        Column("use", wide=True),
+        Column("exit_reason", "REASON", wrap=True),
+    ]
+    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), job.attempts[-1])
+    rows = [(n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason) for n in own.nodes]
+    rows_out(columns, rows, title=f"\nnodes of attempt {own.number}")
+
+
+def _use(telemetry: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in telemetry.items())

@@ -1,0 +1,44 @@
+"""`cavvy stop`: stop jobs."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import list_jobs, project_option, session
+from cavvy.cli.view.failure import Failure
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+
+
+@click.command("stop")
+@click.argument("names", nargs=-1)
+@project_option
+@click.option("--all", "everything", is_flag=True, help="All unfinished jobs of the project.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until they have ended.")
+def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
+    """Stop jobs: each gets its grace to save its work, then its nodes are given back."""
+    from cavvy.cli.view.shown import ENDED, UNFINISHED
+
+    if bool(names) == everything:
+        raise Failure("say which jobs to stop, by name, or --all", "cavvy ps lists them", exit_code=2)
+    with session() as client:
+        if everything:
+            names = tuple(row.name for row in list_jobs(client, project, UNFINISHED)[0])
+        for name in names:
+            job = client.stop(project, name)
+            if job.phase in ENDED:
+                click.echo(f"{name}: {job.phase}, {job.reason}")
+            elif wait:
+                _wait(client, project, name)
+            else:
+                click.echo(f"{name}: stopping")
+        if not names:
+            click.echo("no job of this project is unfinished")
+
+
+def _wait(client: "Client", project: str, name: str) -> None:
+    for _ in client.follow(project, name):
+        pass
+    job = client.job(project, name)
+    click.echo(f"{name}: {job.phase}, {job.reason}")

@@ -1,0 +1,81 @@
+"""What this installation has seen of markets, and what a task with a deadline may cost by its choice of spot."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import MarketRow
+    from cavvy.domain.offers import Offer
+    from cavvy.domain.tasks import Task
+    from cavvy.domain.units import Money
+    from cavvy.planner.markets import Knowledge
+    from cavvy.planner.outlook import Outlook
+
+_MARKETS = 3  # the cheapest few: more would take seconds and change little
+
+
+def seen_here() -> "dict[str, MarketRow]":
+    """What the server, where one runs, has seen of the offers that it used, by offer key."""
+    from cavvy.client import ApiError, connect
+
+    try:
+        with connect(start=False) as client:
+            return {row.market: row for row in client.markets()}
+    except (ApiError, OSError):
+        return {}
+
+
+def tell_chances(
+    task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
+) -> "Sequence[Outlook]":
+    """One outlook for each choice of `resources.spot` that these offers allow; none where nothing can be said."""
+    from cavvy.planner.courses import Standpoint, find_setting
+    from cavvy.planner.limits import deadline_of
+    from cavvy.planner.outlook import KINDS, foresee
+
+    deadline = deadline_of(task, now)
+    if deadline is None:
+        return ()
+    knowledge = _knowledge(seen_here())
+    standpoint = Standpoint(submitted_at=now, deadline=deadline, egress=egress)
+    setting = find_setting(task, offers, knowledge, standpoint, most=_MARKETS)
+    if setting is None:
+        return ()
+    return [foresee(setting, knowledge, standpoint, 0.0, kind) for kind in KINDS]
+
+
+def _knowledge(rows: "dict[str, MarketRow]") -> "Knowledge":
+    from cavvy.domain.markets import Observation, Sight
+    from cavvy.domain.units import HourlyRate
+    from cavvy.planner.markets import Knowledge, Standing
+
+    standings = {
+        key: Standing(
+            market=key,
+            granted=row.granted,
+            refused=row.refused,
+            refused_at=row.refused_at,
+            boots=row.boots,
+            boot_s=row.boot_s * row.boots,
+            lives=row.lives,
+            taken=row.taken,
+            failed=row.failed,
+            node_hours=row.node_hours,
+        )
+        for key, row in rows.items()
+    }
+    recent = {
+        key: [
+            Observation(
+                market=key,
+                sight=Sight(seen.sight),
+                at=seen.at,
+                seconds=seen.seconds,
+                rate=None if seen.rate_micros_per_hour is None else HourlyRate(seen.rate_micros_per_hour),
+            )
+            for seen in row.recent
+        ]
+        for key, row in rows.items()
+    }
+    return Knowledge(standings=standings, recent=recent)

@@ -1,0 +1,140 @@
+"""Work profiles for `cavvy estimate`, `plan` and `bench`: those that ship, in files, and traced on the spot."""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cavvy.cli.view.failure import Failure
+
+if TYPE_CHECKING:
+    from cavvy.domain.tasks import Task
+    from cavvy.planner.estimate.profile import WorkProfile
+
+_WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes one"
+
+
+def list_models() -> list[str]:
+    """The models whose profiles ship."""
+    return list(dict.fromkeys(str(each["name"]) for each in _zoo()))
+
+
+def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
+    """The shipped profile of a model. Raises Failure."""
+    wide = "fp32" if precision in ("fp32", "tf32") else "bf16"
+    names = list_models()
+    if name not in names:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}; or give a script"
+        raise Failure(f"no profile of a model {name!r} ships", hint, exit_code=2)
+    for each in _zoo():
+        if (each["name"], each["precision"], each["checkpointing"]) == (name, wide, checkpointing):
+            return read(each, name)
+    raise Failure(f"no profile of {name} with activation checkpointing ships", "give a script instead", exit_code=2)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The plain data of a profile file. Raises Failure."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise Failure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
+    except ValueError as error:
+        raise Failure(f"{path} is not JSON: {error}", _WRITES_ONE, exit_code=2) from error
+    if not isinstance(data, dict):
+        raise Failure(f"{path} is no work profile", _WRITES_ONE, exit_code=2)
+    return data
+
+
+def read(data: object, where: str) -> "WorkProfile":
+    """A profile from plain data. Raises Failure."""
+    from cavvy.planner.estimate.profile import ProfileError, read_profile
+
+    try:
+        return read_profile(data)
+    except ProfileError as error:
+        raise Failure(f"{where}: {error}", _WRITES_ONE, exit_code=2) from error
+
+
+def trace(script: str, arguments: list[str]) -> dict[str, Any]:
+    """The profile of a script's first step, as plain data. Raises Failure."""
+    try:
+        from cavvy.train.script import trace_script
+    except ImportError as error:
+        raise Failure(
+            "PyTorch is not installed here, and tracing a script needs it",
+            "`pip install cavvy[train]`, or `cavvy estimate --model NAME`",
+        ) from error
+    try:
+        with redirect_stdout(sys.stderr):  # what the script prints is not what the command says
+            return trace_script(script, arguments, name=Path(script).stem)
+    except SystemExit as error:
+        hint = f"what the script itself takes goes after `--`: cavvy estimate {script} -- --help"
+        raise Failure(
+            f"{script} ended by itself (exit code {error.code}) before its first optimizer step", hint
+        ) from error
+    except Exception as error:  # the user's own code may raise anything
+        raise Failure(
+            f"{script} could not be traced: {type(error).__name__}: {error}", _place(script, error)
+        ) from error
+
+
+def _place(script: str, error: Exception) -> str:
+    """The last line of the script itself that led to an error."""
+    import traceback
+
+    here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == script]
+    return f"{script}:{here[-1].lineno}: {here[-1].line}" if here else ""
+
+
+def with_rates(task: "Task", folder: Path) -> "Task":
+    """The task with the rates that its work's profile gives; those in the task itself go before."""
+    from dataclasses import replace
+
+    work = task.work
+    if work is None or work.profile is None:
+        return task
+    from cavvy.planner.estimate.settings import Run
+    from cavvy.planner.estimate.table import COUNTS, correct_rates, make_rates
+
+    data = read_file(folder / work.profile)
+    run = Run(**data.get("run", {}))
+    needs = task.resources.accelerators
+    counts = [
+        count for count in COUNTS
+        if not needs or any(need.count_min <= count <= (need.count_max or need.count_min) for need in needs)
+    ]  # fmt: skip
+    rates = make_rates(read(data, work.profile), run, counts) if "ops" in data else {}
+    if data.get("measured"):
+        rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
+    if not rates:
+        raise Failure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
+    return replace(task, work=replace(work, rates={**rates, **work.rates}))
+
+
+def text_with_rates(text: str, task: "Task", folder: Path) -> str:
+    """The task file with the rates that its profile gives written into it, so that a server knows them too."""
+    if task.work is None or task.work.profile is None:
+        return text
+    import yaml
+
+    full = with_rates(task, folder).work
+    data = yaml.safe_load(text)
+    if full is None or not isinstance(data, dict) or not isinstance(data.get("work"), dict):
+        return text
+    rates = {name: float(f"{rate:.4g}") for name, rate in full.rates.items()}
+    kept = {name: value for name, value in data["work"].items() if name != "profile"}
+    return str(yaml.safe_dump({**data, "work": {**kept, "rates": rates}}, sort_keys=False))
+
+
+@cache
+def _zoo() -> list[dict[str, Any]]:
+    import gzip
+    from importlib.resources import files
+
+    packed = files("cavvy.planner.estimate").joinpath("zoo.jsonl.gz").read_bytes()
+    return [json.loads(line) for line in gzip.decompress(packed).splitlines()]

@@ -1,0 +1,109 @@
+"""Submitting a task: freeze the folder, upload what is missing, ask for consent; used by run, rerun and bench."""
+
+import getpass
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.failure import Failure
+
+if TYPE_CHECKING:
+    from cavvy.client import Client
+    from cavvy.client.wire import Submitted
+    from cavvy.domain.jobs import Origin
+    from cavvy.spec import LoadedTask
+
+
+def submit(
+    client: "Client",
+    text: str,
+    *,
+    path: str,
+    params: Mapping[str, str],
+    project: str,
+    origin: "Origin",
+    consent: bool,
+    name: str | None = None,
+    ceiling_micros: int | None = None,
+) -> "Submitted":
+    """Queue the task. Where it would cost money and nobody has consented yet, show the price and ask."""
+    from cavvy.client import ApiError, make_key
+
+    key = make_key()
+
+    def ask_server(consent: bool) -> "Submitted":
+        return client.submit(
+            text,
+            project=project,
+            path=path,
+            params=params,
+            origin=origin,
+            name=name,
+            user=getpass.getuser(),
+            consent=consent,
+            ceiling_micros=ceiling_micros,
+            key=key,
+        )
+
+    try:
+        return ask_server(consent)
+    except ApiError as error:
+        if error.code != "consent-needed":
+            raise
+        if not _may_ask():
+            raise Failure(error.message, "add --yes to consent, or limits.budget to the task", exit_code=2) from error
+        click.echo(error.message, err=True)  # what is said on stdout is the answer alone
+        click.confirm("run it there?", abort=True, err=True)
+        return ask_server(True)
+
+
+def _may_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "Origin":
+    """What a run is made from, its working folder sent to the server. Raises Failure."""
+    from cavvy.spec.origin import capture
+
+    workdir = loaded.task.workdir
+    if workdir is None or workdir.path is None:
+        return capture(loaded.folder, task_text=text)
+    folder = loaded.folder / workdir.path
+    return capture(folder, task_text=text, snapshot=_upload_folder(client, project, folder))
+
+
+def _upload_folder(client: "Client", project: str, folder: Path) -> str:
+    """Freeze a folder by content and send what the server lacks; return the snapshot's hash. Raises Failure."""
+    from cavvy.cli.view.shown import show_size
+    from cavvy.client.state import default_home
+    from cavvy.spec.workdir import FreezeError, freeze
+
+    try:
+        snapshot = freeze(folder, cache=Path(default_home()) / "cache" / "frozen", state=Path(default_home()))
+    except FreezeError as error:
+        raise Failure(str(error), exit_code=2) from error
+    for note in snapshot.notes:
+        click.echo(f"note: {note}", err=True)
+    sent = _upload(client, project, snapshot.blobs())
+    files = sum(entry.link is None for entry in snapshot.entries)
+    click.echo(
+        f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} files, {show_size(sent)} sent",
+        err=True,
+    )
+    return snapshot.hash
+
+
+def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:
+    """Send blobs, with a bar on a terminal where there is much to send."""
+    if not sys.stderr.isatty():
+        return client.upload(project, blobs)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("uploading", total=None)
+        return client.upload(project, blobs, progress=lambda done, of: bar.update(task, completed=done, total=of))

@@ -1,0 +1,176 @@
+"""Where does a network look? Heat maps by Grad-CAM and its family.
+
+    python train.py --method grad-cam    # writes heatmaps/grad-cam.png
+
+    by slopes        Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
+    without slopes   Score-CAM (sees only where a channel is bright), Ablation-CAM (a channel is taken away), Eigen-CAM
+
+Digits of scikit-learn lie somewhere on patches of its two photographs; a network learns which digit it is, and is
+never told where. So it can be measured how good a map is: the share of its heat within the digit's box.
+`heat_map` works for any network and any of its convolutions.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits, load_sample_images
+from torch import nn
+from torch.nn import functional as F
+
+from cavvy import train
+
+SIDE, DIGIT = 32, 16
+FOLDER = Path("heatmaps")
+METHODS = (
+    *("grad-cam", "grad-cam++", "xgrad-cam", "hires-cam", "layer-cam", "eigen-grad-cam"),
+    *("score-cam", "ablation-cam", "eigen-cam"),
+)
+
+
+def make_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pictures (N, 3, 32, 32) of 0..1, their digits, and the corner where each digit lies."""
+    digits, photos = load_digits(), load_sample_images().images
+    random = np.random.default_rng(0)
+    order = random.permutation(len(digits.images))
+    images = np.empty((len(order), 3, SIDE, SIDE), np.float32)
+    corners = random.integers(0, SIDE - DIGIT + 1, (len(order), 2))
+    for image, (top, left), number in zip(images, corners, order, strict=True):
+        photo = photos[random.integers(2)]
+        y, x = random.integers(photo.shape[0] - SIDE), random.integers(photo.shape[1] - SIDE)
+        image[:] = photo[y : y + SIDE, x : x + SIDE].transpose(2, 0, 1) / 255 * 0.5
+        ink = np.kron(digits.images[number] / 16, np.ones((2, 2)))
+        image[:, top : top + DIGIT, left : left + DIGIT] += ink
+    return torch.from_numpy(images).clamp(0, 1), torch.tensor(digits.target[order]), torch.from_numpy(corners)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()),
+        )
+        self.out = nn.Linear(2 * width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.out(self.features(images).amax((2, 3)))
+
+
+def heat_map(model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None):
+    """What in `image` (3, H, W) speaks for `label` (by default the network's answer), as (H, W) of 0..1.
+
+    All methods weigh the channels of what `layer` gives; they differ in how much each channel (or pixel) counts.
+    """
+    model.eval()
+    kept: list[torch.Tensor] = []
+    handle = layer.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+    try:
+        scores = model(image[None])[0]
+    finally:
+        handle.remove()
+    label = int(scores.argmax()) if label is None else label
+    (slope,) = torch.autograd.grad(scores[label], kept[0])
+    seen, slope, score = kept[0].detach()[0], slope[0], scores[label].detach()  # channels, h, w
+    if method == "grad-cam":  # the mean slope of each channel
+        heat = (slope.mean((1, 2), keepdim=True) * seen).sum(0)
+    elif method == "grad-cam++":  # slopes weighted so that each of several spots counts in full
+        squares = slope**2
+        share = squares / (2 * squares + (seen * slope**3).sum((1, 2), keepdim=True) + 1e-7)
+        heat = ((share * slope.relu()).sum((1, 2), keepdim=True) * seen).sum(0)
+    elif method == "xgrad-cam":  # the mean slope where the channel is bright
+        total = seen.sum((1, 2), keepdim=True)
+        heat = ((slope * seen).sum((1, 2), keepdim=True) / (total + 1e-7) * seen).sum(0)
+    elif method == "hires-cam":  # each pixel by its own slope
+        heat = (slope * seen).sum(0)
+    elif method == "layer-cam":  # the same, by slopes that speak for it alone
+        heat = (slope.relu() * seen).sum(0)
+    elif method == "eigen-cam":  # what most of the channels agree on, without any label
+        heat = _agreed(seen)
+    elif method == "eigen-grad-cam":  # what most of them agree on that speaks for the label
+        heat = _agreed(slope * seen)
+    elif method == "score-cam":
+        masks = F.interpolate(seen[:, None], image.shape[1:], mode="bilinear", align_corners=False)
+        low, high = masks.amin((2, 3), keepdim=True), masks.amax((2, 3), keepdim=True)
+        with torch.no_grad():
+            said = model(image[None] * (masks - low) / (high - low).clamp_min(1e-7)).softmax(1)[:, label]
+            nothing = model(torch.zeros_like(image[None])).softmax(1)[0, label]
+        heat = ((said - nothing)[:, None, None] * seen).sum(0)
+    elif method == "ablation-cam":
+        left = _without_each(model, layer, image, len(seen))[:, label]
+        heat = (((score - left) / (score.abs() + 1e-7))[:, None, None] * seen).sum(0)
+    else:
+        raise ValueError(f"{method!r} is none of {', '.join(METHODS)}")
+    heat = F.interpolate(heat.relu()[None, None], image.shape[1:], mode="bilinear", align_corners=False)[0, 0]
+    return (heat / heat.max().clamp_min(1e-7)).cpu()
+
+
+def _agreed(seen: torch.Tensor) -> torch.Tensor:
+    """The first principal component of channels (C, h, w), as (h, w)."""
+    flat = seen.flatten(1).T
+    flat = flat - flat.mean(0)
+    heat = (flat @ torch.linalg.svd(flat, full_matrices=False)[2][0]).view(seen.shape[1:])
+    return heat if (heat * seen.sum(0)).sum() > 0 else -heat  # its sign says nothing
+
+
+@torch.no_grad()
+def _without_each(model: nn.Module, layer: nn.Module, image: torch.Tensor, channels: int) -> torch.Tensor:
+    """The scores (channels, classes) when one channel of what `layer` gives is put out."""
+    keep = 1 - torch.eye(channels, device=image.device)[:, :, None, None]
+    handle = layer.register_forward_hook(lambda _module, _inputs, output: output * keep)
+    try:
+        return model(image.expand(channels, -1, -1, -1))
+    finally:
+        handle.remove()
+
+
+def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
+    """The picture, and beside it the picture under its heat, red where it is hot."""
+    colours = torch.stack([(1.5 - (4 * heat - peak).abs()).clamp(0, 1) for peak in (3, 2, 1)])
+    return torch.cat([image, 0.5 * image + 0.5 * colours], 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--method", choices=[*METHODS, "all"], default="grad-cam")
+    options = parser.parse_args()
+
+    images, labels, corners = make_images()
+    run = train.Run()
+    model = run.model(Net)
+    optimizer = run.optimizer(torch.optim.AdamW, lr=0.003)
+    data = run.data(train.Tensors(images[300:], labels[300:]), global_batch=64)
+    for batch in run.batches(data, epochs=options.epochs):
+        value = run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
+        run.step(optimizer, clip=1.0)
+        run.log(loss=value)
+
+    model.eval()
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        answers = model(images[:300].to(device)).argmax(1).cpu()
+    if run.world.is_first:
+        FOLDER.mkdir(exist_ok=True)
+        print(f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 pictures that it never saw")
+        for method in METHODS if options.method == "all" else [options.method]:
+            inside, rows = [], []
+            for image, (top, left) in zip(images[:24], corners[:24].tolist(), strict=True):
+                heat = heat_map(model, model.features, image.to(device), method)
+                inside.append(float(heat[top : top + DIGIT, left : left + DIGIT].sum() / heat.sum().clamp_min(1e-7)))
+                rows.append(F.pad(paint(image, heat), (1, 1, 1, 1), value=1.0))  # a white frame around each pair
+            picture = torch.cat([torch.cat(rows[n : n + 4], 2) for n in range(0, 24, 4)], 1)
+            pixels = (picture.permute(1, 2, 0) * 255).byte().numpy()
+            file = FOLDER / f"{method}.png"
+            Image.fromarray(pixels).resize((pixels.shape[1] * 4, pixels.shape[0] * 4)).save(file)
+            print(
+                f"{method}: {np.mean(inside):.2f} of the heat is on the digit, whose box is 0.25 of the picture: {file}"
+            )
+    run.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""`cavvy validate`: check task files, say what was understood or everything that is wrong."""
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.task.reading import param_option, read_params
+
+if TYPE_CHECKING:
+    from cavvy.spec import SpecError, Translation
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, metavar="FILE...")
+@param_option
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to say it."
+)
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of task files, for editors, and do nothing else.")
+def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema: bool) -> None:
+    """Check task files and explain them.
+
+    Says in plain words what was understood. A file that is wrong gets every problem with line, column and what to do
+    about it, and the exit code 2. Files of SkyPilot and dstack are understood too, and what of them `cavvy run` would
+    refuse is said. Nothing is contacted.
+    """
+    if schema:
+        from cavvy.cli.view.output import json_out
+        from cavvy.spec.schema import make_schema
+
+        json_out(make_schema())
+        return
+    if not files:
+        raise click.UsageError("name a file, such as `cavvy validate task.yaml`")
+    sys.exit(_validate(files, read_params(param), output))
+
+
+def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> int:
+    from cavvy.spec import SpecError, load_file
+
+    results: list[object] = []
+    code = 0
+    for number, file in enumerate(files):
+        if number and output == "table":
+            click.echo()
+        try:
+            found = load_file(file, params, now=datetime.now(UTC))
+        except SpecError as error:
+            code = 2
+            if output == "json":
+                results.append(_wrong(file, error))
+            else:
+                click.echo(str(error), err=True)
+            continue
+        if output == "json":
+            results.append(_right(file, found))
+        else:
+            _tell(file, found)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(results)
+    return code
+
+
+def _tell(file: str, found: "Translation") -> None:
+    from cavvy.cli.view.output import pairs_out
+    from cavvy.spec.words import describe_task
+
+    own = found.kind == "Cavvy"
+    click.echo(f"{file} is fine." if own else f"{file} is a {found.what} of {found.kind}, and is fine as one.")
+    for task in found.tasks:
+        pairs_out(describe_task(task))
+    for each in found.kept:
+        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}")
+    if found.refused:
+        click.echo("`cavvy run` would refuse it for what is not honoured; `cavvy plan` can be asked all the same.")
+
+
+def _right(file: str, found: "Translation") -> object:
+    """`task` is None where the file describes none, or several; `runs` is whether `cavvy run` would take it."""
+    from msgspec import to_builtins
+
+    return {
+        "file": file,
+        "valid": True,
+        "kind": found.kind,
+        "what": found.what,
+        "task": to_builtins(found.task),
+        "tasks": to_builtins(found.tasks),
+        "runs": not found.refused,
+        "kept": to_builtins(found.kept),
+        "problems": [],
+    }
+
+
+def _wrong(file: str, error: "SpecError") -> object:
+    problems = [
+        {
+            "file": problem.file,
+            "line": problem.line,
+            "column": problem.column,
+            "message": problem.message,
+            "expected": problem.expected,
+            "suggestion": problem.suggestion,
+        }
+        for problem in error.problems
+    ]
+    return {"file": file, "valid": False, "task": None, "problems": problems}

@@ -1,0 +1,75 @@
+"""The live line below a followed job's log: its name, how far it is, its own figures, and the time left."""
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from cavvy.cli.view import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
+
+    from cavvy.client.wire import JobDetail
+
+_LONGEST = 40  # of the bar itself, in characters
+_SHORTEST = 6  # a shorter one says nothing
+_NAME = 24
+_ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
+
+
+class Bar:
+    """Something that rich draws, again and again, as wide as the terminal is at that moment."""
+
+    def __init__(self, job: "JobDetail") -> None:
+        from rich.spinner import Spinner
+
+        self._spinner = Spinner("dots")
+        self._name = job.name if len(job.name) <= _NAME else job.name[: _NAME - 1] + "…"
+        self.show(job)
+
+    def show(self, job: "JobDetail") -> None:
+        """Take over where the job stands now."""
+        progress = next((n.progress for a in job.attempts[-1:] for n in a.nodes if n.progress), {})
+        total, done = progress.get("total"), progress.get("done")
+        self._part: float | None = None
+        if isinstance(total, int | float) and isinstance(done, int | float) and total > 0:
+            self._part = min(1.0, max(0.0, done / total))
+        self._text = _text(job, progress)
+        self._phase = job.phase
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.text import Text
+
+        room = options.max_width - 1
+        color = shown.COLORS.get(self._phase, "")
+        mark = _ENDED.get(self._phase) or str(self._spinner.render(monotonic()))
+        mark = "*" if options.ascii_only else mark
+        line = Text.assemble((mark, color), " ", (self._name, "bold"), no_wrap=True, overflow="ellipsis")
+        if self._phase not in ("running", "done") or self._part is None:
+            line.append(f" {self._phase}", style=color)
+        figures = Text(f"  {self._text}" if self._text else "")
+        width = min(_LONGEST, room - line.cell_len - figures.cell_len - 2)
+        if self._part is not None and width >= _SHORTEST:
+            line.append("  ")
+            line.append_text(_drawn(self._part, width, console, options))
+        line.append_text(figures)
+        line.truncate(room, overflow="ellipsis")
+        yield line
+
+
+def _drawn(part: float, width: int, console: "Console", options: "ConsoleOptions") -> "Text":
+    from rich.text import Text
+
+    full = round(part * width)
+    done, rest = ("#", "-") if options.ascii_only else ("━", "━")
+    if console.no_color and not options.ascii_only:
+        rest = "─"
+    return Text.assemble((done * full, "green"), (rest * (width - full), "bright_black"))
+
+
+def _text(job: "JobDetail", progress: dict[str, float | str]) -> str:
+    if job.phase == "queued":
+        return f"number {job.queue_position} in the queue" if job.queue_position else job.reason
+    if job.phase in shown.ENDED:  # the summary below says why
+        return shown.show_progress({name: value for name, value in progress.items() if name != "left_s"})
+    return shown.show_progress(progress) or job.reason

@@ -1,0 +1,140 @@
+"""How a followed job looks: with a live bar in a terminal, as plain lines elsewhere."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from cavvy.cli.view.bar import Bar
+from cavvy.cli.view.story import Story
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import EventView, JobDetail
+
+_LONGEST = 1 << 20  # an unfinished line longer than this is shown as it is
+
+
+class Screen(Protocol):
+    """Where a followed job is shown."""
+
+    def log(self, rank: int, data: bytes) -> None:
+        """Some more of one rank's log."""
+
+    def event(self, event: "EventView") -> None:
+        """One step of the job's story."""
+
+    def job(self, job: "JobDetail") -> None:
+        """Where the job stands now."""
+
+
+@contextmanager
+def open_screen(job: "JobDetail") -> Iterator[Screen]:
+    """A live screen on a terminal, a plain one in a pipe or a dumb terminal."""
+    import os
+
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        plain = _Plain(several=job_ranks(job) > 1)
+        yield plain
+        plain.flush()
+        return
+    live = _Live(job)
+    with live.live:
+        yield live
+        live.flush()
+
+
+def job_ranks(job: "JobDetail") -> int:
+    """How many nodes a job's gang has."""
+    from msgspec.json import decode
+
+    return int(decode(job.task).get("nodes", 1))
+
+
+class _Lines:
+    """Whole lines out of the pieces of several ranks' logs."""
+
+    def __init__(self) -> None:
+        self._rest: dict[int, bytes] = {}
+
+    def take(self, rank: int, data: bytes) -> list[bytes]:
+        """The lines that this piece completes, without their ends."""
+        *lines, rest = (self._rest.get(rank, b"") + data).split(b"\n")
+        if len(rest) > _LONGEST:
+            lines, rest = [*lines, rest], b""
+        self._rest[rank] = rest
+        return lines
+
+    def left(self) -> list[tuple[int, bytes]]:
+        """What each rank began and never ended."""
+        return [(rank, rest) for rank, rest in self._rest.items() if rest]
+
+
+def _with_rank(rank: int, lines: list[bytes]) -> bytes:
+    return b"".join(b"[%d] %b\n" % (rank, line) for line in lines)
+
+
+class _Plain:
+    """The log to standard output, byte for byte (line by line with the rank before it where there are several);
+    the story to standard error."""
+
+    def __init__(self, several: bool) -> None:
+        self._lines = _Lines() if several else None
+        self._story = Story(several)
+
+    def log(self, rank: int, data: bytes) -> None:
+        out = sys.stdout.buffer
+        out.write(data if self._lines is None else _with_rank(rank, self._lines.take(rank, data)))
+        out.flush()
+
+    def flush(self) -> None:
+        for rank, line in self._lines.left() if self._lines else ():
+            sys.stdout.buffer.write(_with_rank(rank, [line]))
+
+    def event(self, event: "EventView") -> None:
+        for step in self._story.tell(event):
+            click.echo(f"[cavvy {step.at:%H:%M:%S}] {self._story.text(step)}", err=True)
+
+    def job(self, job: "JobDetail") -> None:
+        """Nothing: progress is for people."""
+
+
+class _Live:
+    """Log and story scroll by above a line that shows the phase, the progress and the task's own figures."""
+
+    def __init__(self, job: "JobDetail") -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._bar = Bar(job)
+        self.live = Live(self._bar, console=self._console, refresh_per_second=8)
+        self._lines = _Lines()
+        self._several = job_ranks(job) > 1
+        self._story = Story(self._several)
+
+    def log(self, rank: int, data: bytes) -> None:
+        if lines := self._lines.take(rank, data):
+            self._print(rank, lines)
+
+    def flush(self) -> None:
+        for rank, line in self._lines.left():
+            self._print(rank, [line])
+
+    def _print(self, rank: int, lines: list[bytes]) -> None:
+        from rich.text import Text
+
+        # A line that was drawn over and over with carriage returns is shown as it was last.
+        texts = [line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines]
+        before = f"[{rank}] " if self._several else ""
+        self._console.print(Text.from_ansi("\n".join(before + text for text in texts)))
+
+    def event(self, event: "EventView") -> None:
+        from rich.text import Text
+
+        for step in self._story.tell(event):
+            self._console.print(Text(f"{step.at:%H:%M:%S}  {self._story.text(step)}", style="cyan"))
+
+    def job(self, job: "JobDetail") -> None:
+        self._bar.show(job)

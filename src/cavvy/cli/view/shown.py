@@ -1,0 +1,99 @@
+"""Values of the API as people read them; used by the commands that list or follow jobs."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from cavvy.domain.units import Money, format_duration, format_usd
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import JobDetail
+
+COLORS = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "stopping": "yellow",
+    "done": "green",
+    "failed": "red",
+    "stopped": "magenta",
+}
+ENDED = frozenset({"done", "failed", "stopped"})
+UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
+
+
+def show_money(micros: int) -> str:
+    return format_usd(Money(micros))
+
+
+def show_ago(then: datetime) -> str:
+    """How long ago a time was, such as "3m05s ago"."""
+    return f"{_since(then)} ago"
+
+
+def show_for(then: datetime) -> str:
+    """How long something has lasted that began then, such as "for 3m05s"."""
+    return f"for {_since(then)}"
+
+
+def _since(then: datetime) -> str:
+    return format_duration(max(datetime.now(UTC) - then, timedelta(0)))
+
+
+def show_time(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def show_seconds(seconds: float) -> str:
+    return format_duration(timedelta(seconds=seconds))
+
+
+def show_size(size: float) -> str:
+    """Bytes in a unit of their size, such as "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def show_progress(progress: Mapping[str, float | str]) -> str:
+    """One line of what a task reports: "41/100 epochs  loss 0.12  accuracy 0.98  12s left"."""
+    parts = []
+    if "done" in progress and "total" in progress:
+        unit = progress.get("unit", "")
+        parts.append(f"{_number(progress['done'])}/{_number(progress['total'])} {unit}".strip())
+    parts += [f"{name} {_number(value)}" for name, value in figures(progress).items()]
+    if isinstance(left := progress.get("left_s"), int | float):
+        parts.append(f"{show_seconds(round(left))} left")
+    return "  ".join(parts)
+
+
+def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
+    """The task's own figures, without those that describe the progress itself."""
+    return {name: value for name, value in progress.items() if name not in ("done", "total", "unit", "left_s")}
+
+
+def tags_of(job: "JobDetail") -> dict[str, str]:
+    """The names and texts that the task gave the job."""
+    from msgspec.json import decode
+
+    tags = decode(job.task).get("tags", {})
+    return {str(name): str(text) for name, text in tags.items()}
+
+
+def window_of(job: "JobDetail") -> str:
+    """When the job may start, as its author wrote it, "" where it has no window."""
+    from msgspec.json import decode
+
+    window = decode(job.task).get("window") or {}
+    text, zone = window.get("text", ""), window.get("time_zone", "UTC")
+    return text if not text or zone in text else f"{text} ({zone})"
+
+
+def show_tags(tags: Mapping[str, str]) -> str:
+    return "  ".join(f"{name}={text}" for name, text in tags.items())
+
+
+def _number(value: float | str) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else value

@@ -1,0 +1,438 @@
+"""The synchronous client: one method per route, typed answers, safe retries, uploads that send only what is missing."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Self, TypeVar
+
+from msgspec import UNSET, Raw, Struct
+from msgspec.json import decode, encode
+
+from cavvy.client import wire
+from cavvy.client.errors import ApiError, Lost, Unreachable
+from cavvy.client.ids import make_key
+from cavvy.client.transport import Answer, Connection
+
+API = 1  # major version of the routes; another one is another language
+REVISION = 3  # grows with every addition to them
+
+_T = TypeVar("_T")
+_TRIES = 4
+_WAIT_S = 20.0  # how long one long poll asks the server to wait
+
+
+class LogChunk(Struct, frozen=True, kw_only=True):
+    """Some bytes of one rank's log. `offset` is where the next chunk begins; `attempt` is whose log it is."""
+
+    data: bytes
+    attempt: int
+    offset: int
+    over: bool  # the job has ended and nothing will follow
+
+
+class ExecChunk(Struct, frozen=True, kw_only=True):
+    """Output of a command run beside a job; `exit_code` is set on the last one."""
+
+    data: bytes
+    exit_code: int | None
+
+
+class Client:
+    """A connection to one server; used by one thread. `revive` is called when nothing answers and gives the address."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        timeout_s: float = 30.0,
+        revive: Callable[[], tuple[str, str]] | None = None,
+    ) -> None:
+        self.address = address
+        self._token = token
+        self._timeout_s = timeout_s
+        self._revive = revive
+        self._connection = Connection(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # Jobs
+
+    def submit(
+        self,
+        text: str,
+        *,
+        project: str = "default",
+        path: str = "task",
+        params: Mapping[str, wire.Scalar] | None = None,
+        origin: object = None,
+        name: str | None = None,
+        user: str = "",
+        consent: bool = False,
+        ceiling_micros: int | None = None,
+        key: str | None = None,
+    ) -> wire.Submitted:
+        """Queue a task. `origin` is a domain Origin. `key` (of `make_key`) makes a repeated submission one job.
+
+        Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the price),
+        `secret-missing`, `snapshot-missing`, `disk-full`.
+        """
+        ask = wire.Submission(
+            text=text,
+            path=path,
+            params=dict(params or {}),
+            origin=UNSET if origin is None else Raw(encode(origin)),
+            name=name,
+            user=user,
+            consent=consent,
+            ceiling_micros=ceiling_micros,
+        )
+        headers = {"Idempotency-Key": key or make_key()}
+        return self._ask("POST", f"/v1/projects/{quote(project)}/jobs", wire.Submitted, ask, headers)
+
+    def jobs(
+        self,
+        project: str | None = None,
+        *,
+        phases: Collection[str] = (),
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> wire.JobPage:
+        """One page of jobs, newest first, of a project or (None) of all."""
+        pairs = [("limit", str(limit)), *(("phase", phase) for phase in phases)]
+        if cursor:
+            pairs.append(("cursor", cursor))
+        base = "/v1/jobs" if project is None else f"/v1/projects/{quote(project)}/jobs"
+        return self._ask("GET", base + query(pairs), wire.JobPage)
+
+    def job(self, project: str, name: str) -> wire.JobDetail:
+        """A job by name or id. Raises ApiError `job-not-found`."""
+        return self._ask("GET", _job(project, name), wire.JobDetail)
+
+    def outlook(self, project: str, name: str) -> wire.OutlookView:
+        """What the rest of a job with a deadline may cost. Raises ApiError `job-not-found`."""
+        return self._ask("GET", _job(project, name) + "/outlook", wire.OutlookView)
+
+    def markets(self) -> list[wire.MarketRow]:
+        """What was seen of each offer that was ever used."""
+        return self._ask("GET", "/v1/markets", list[wire.MarketRow])
+
+    def events(self, project: str, name: str, *, after: int = 0, wait_s: float = 0) -> wire.EventPage:
+        """Events newer than `after`; waits up to `wait_s` for the first."""
+        target = _job(project, name) + "/events" + query([("after", str(after)), ("wait_s", f"{wait_s:g}")])
+        return self._ask("GET", target, wire.EventPage, timeout_s=self._timeout_s + wait_s)
+
+    def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
+        """Every event from `after` on until the job has ended."""
+        over = False
+        while not over:
+            page = self.events(project, name, after=after, wait_s=_WAIT_S)
+            yield from page.events
+            after, over = page.last, page.over and not page.events
+
+    def logs(
+        self,
+        project: str,
+        name: str,
+        *,
+        rank: int = 0,
+        attempt: int | None = None,
+        tail_bytes: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[bytes]:
+        """The log's bytes: of one attempt, or of all in order; with `follow` until the job has ended."""
+        for chunk in self.log_chunks(project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow):
+            if chunk.data:
+                yield chunk.data
+
+    def log_chunks(
+        self,
+        project: str,
+        name: str,
+        *,
+        rank: int = 0,
+        attempt: int | None = None,
+        tail_bytes: int | None = None,
+        follow: bool = False,
+        first: int | None = None,
+    ) -> Iterator[LogChunk]:
+        """As `logs`, with where each piece belongs; an empty one comes when a long poll saw nothing new.
+
+        `attempt` is the only one wanted, `first` the one to begin with.
+        """
+        at, offset = attempt or first, 0
+        while True:
+            chunk = self.log(
+                project,
+                name,
+                rank=rank,
+                attempt=at,
+                offset=offset,
+                tail_bytes=tail_bytes,
+                wait_s=_WAIT_S if follow else 0,
+                only=attempt is not None,
+            )
+            yield chunk
+            moved = chunk.attempt != at
+            at, offset, tail_bytes = chunk.attempt, chunk.offset, None
+            if chunk.over or (not follow and not chunk.data and not moved):
+                return
+
+    def log(
+        self,
+        project: str,
+        name: str,
+        *,
+        rank: int = 0,
+        attempt: int | None = None,
+        offset: int = 0,
+        tail_bytes: int | None = None,
+        wait_s: float = 0,
+        only: bool = False,
+    ) -> LogChunk:
+        """One piece of the log from `offset` of `attempt` (None: the first); later attempts follow unless `only`."""
+        pairs = [("rank", str(rank)), ("offset", str(offset)), ("wait_s", f"{wait_s:g}")]
+        pairs += [("only", "true")] if only else []
+        pairs += [("attempt", str(attempt))] if attempt is not None else []
+        pairs += [("tail_bytes", str(tail_bytes))] if tail_bytes is not None else []
+        answer = self._call("GET", _job(project, name) + "/logs" + query(pairs), timeout_s=self._timeout_s + wait_s)
+        return LogChunk(
+            data=answer.body,
+            attempt=int(answer.headers["cavvy-log-attempt"]),
+            offset=int(answer.headers["cavvy-log-offset"]),
+            over=answer.headers["cavvy-log-over"] == "true",
+        )
+
+    def stop(self, project: str, name: str, *, reason: str = "stopped by the user") -> wire.JobRow:
+        """Want the job stopped; returns at once. An ended job is left as it is."""
+        return self._ask("POST", _job(project, name) + "/stop", wire.JobRow, wire.StopAsk(reason=reason))
+
+    def retry(self, project: str, name: str) -> wire.JobRow:
+        """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""
+        return self._ask("POST", _job(project, name) + "/retry", wire.JobRow, retry=False)
+
+    def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobRow:
+        """Take the job's nodes away as a provider would. Raises ApiError `job-not-running`."""
+        target = _job(project, name) + "/drill/preempt"
+        return self._ask("POST", target, wire.JobRow, wire.DrillAsk(notice_s=notice_s), retry=False)
+
+    def exec(self, project: str, name: str, command: list[str], *, rank: int = 0) -> Iterator[ExecChunk]:
+        """Run a command beside a running job; the last chunk has its exit code."""
+        base = _job(project, name) + "/exec"
+        ask = wire.ExecAsk(command=command, rank=rank)
+        started = self._ask("POST", base, wire.ExecStarted, ask, retry=False)
+        offset, exit_code = 0, None
+        while exit_code is None:
+            piece = self.read_exec(project, name, started.id, offset=offset)
+            offset, exit_code = offset + len(piece.data), piece.exit_code
+            if piece.data or exit_code is not None:
+                yield piece
+
+    def open_line(self, project: str, name: str, rank: int = 0) -> str:
+        """Have a node's agent listen to a user's hand; what goes over the line is `client.tunnel`'s. Its id."""
+        ask = wire.ExecAsk(rank=rank, hand=True)
+        return self._ask("POST", _job(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
+
+    def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
+        """A piece of the output from this byte on; waits a while for some."""
+        where = f"{_job(project, name)}/exec/{exec_id}"
+        target = where + query([("offset", str(offset)), ("wait_s", f"{_WAIT_S:g}")])
+        answer = self._call("GET", target, timeout_s=self._timeout_s + _WAIT_S)
+        code = answer.headers.get("cavvy-exit-code", "")
+        return ExecChunk(data=answer.body, exit_code=int(code) if code else None)
+
+    def write_exec(
+        self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
+    ) -> wire.InputTaken:
+        """Send input; waits until it was taken, or a while."""
+        pairs = [("offset", str(offset)), *([("end", "true")] if end else [])]
+        target = f"{_job(project, name)}/exec/{exec_id}/input" + query(pairs)
+        answer = self._call("POST", target, data, timeout_s=self._timeout_s + _WAIT_S)
+        return decode(answer.body, type=wire.InputTaken)
+
+    def cost(self, project: str, name: str) -> wire.CostView:
+        return self._ask("GET", _job(project, name) + "/cost", wire.CostView)
+
+    def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
+        """What a project has spent, in all or since a time."""
+        pairs = [("since", since.isoformat())] if since else []
+        return self._ask("GET", f"/v1/projects/{quote(project)}/cost" + query(pairs), wire.ProjectCost)
+
+    # What runs
+
+    def nodes(self, project: str | None = None) -> list[wire.NodeRow]:
+        """Nodes that run or bill now, of a project or (None) of all."""
+        return self._ask("GET", "/v1/nodes" + query([("project", project)] if project else []), list[wire.NodeRow])
+
+    def invite(
+        self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
+    ) -> wire.InvitationView:
+        """Lines that make a machine a node when one of them is pasted there."""
+        ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
+        return self._ask("POST", "/v1/invitations", wire.InvitationView, ask, timeout_s=60)
+
+    def machines(self) -> list[wire.MachineRow]:
+        """Machines that joined."""
+        return self._ask("GET", "/v1/machines", list[wire.MachineRow])
+
+    def dismiss(self, name: str) -> None:
+        """A machine's work ends, and its token opens nothing any more."""
+        self._call("DELETE", f"/v1/machines/{quote(name)}", retry=False)
+
+    def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.Found]:
+        """Stop every unfinished job (of one project) and remove what it runs on."""
+        ask = wire.DownAsk(project=project, dry_run=dry_run)
+        return self._ask("POST", "/v1/down", wire.FoundList, ask, timeout_s=120).found
+
+    def gc(self, *, dry_run: bool = True) -> list[wire.Found]:
+        """Find (and, unless dry, remove) what runs under this installation's name and belongs to no unfinished job."""
+        return self._ask("POST", "/v1/gc", wire.FoundList, wire.GcAsk(dry_run=dry_run), timeout_s=120).found
+
+    # Secrets
+
+    def secrets(self, project: str) -> list[wire.SecretRow]:
+        return self._ask("GET", f"/v1/projects/{quote(project)}/secrets", wire.SecretList).secrets
+
+    def put_secret(self, project: str, name: str, value: str) -> None:
+        self._call("PUT", f"/v1/projects/{quote(project)}/secrets/{quote(name)}", encode(wire.SecretAsk(value=value)))
+
+    def delete_secret(self, project: str, name: str) -> None:
+        """Raises ApiError `secret-not-found`."""
+        self._call("DELETE", f"/v1/projects/{quote(project)}/secrets/{quote(name)}", retry=False)
+
+    # Blobs
+
+    def upload(
+        self,
+        project: str,
+        blobs: Mapping[str, bytes | str | os.PathLike[str]],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Send the blobs (by SHA-256; a path or the bytes) that the server lacks; returns how many bytes were sent.
+
+        `progress` is called with bytes sent and bytes to send, from any of the few threads that upload.
+        """
+        from cavvy.client.upload import upload
+
+        return upload(self, project, blobs, progress)
+
+    def missing_blobs(self, project: str, blobs: Collection[str]) -> list[str]:
+        ask = wire.BlobsAsk(blobs=list(blobs))
+        return self._ask("POST", f"/v1/projects/{quote(project)}/blobs/missing", wire.BlobsMissing, ask).missing
+
+    def sibling(self) -> "Client":
+        """Another connection to the same server, for another thread."""
+        return Client(self.address, self._token, timeout_s=self._timeout_s, revive=self._revive)
+
+    # The server
+
+    def health(self) -> wire.Health:
+        return self._ask("GET", "/v1/health", wire.Health)
+
+    def server(self) -> wire.ServerView:
+        return self._ask("GET", "/v1/server", wire.ServerView)
+
+    def stop_server(self) -> None:
+        """Ask the server to stop; nodes and their work go on."""
+        self._call("POST", "/v1/server/stop", retry=False)
+
+    # How
+
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        kind: type[_T],
+        ask: wire.Ask | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        retry: bool = True,
+    ) -> _T:
+        body = b"" if ask is None else encode(ask)
+        answer = self._call(method, target, body, headers, timeout_s=timeout_s, retry=retry)
+        return decode(answer.body, type=kind)
+
+    def _call(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        retry: bool = True,
+    ) -> Answer:
+        """One request, tried again after a lost connection where a second time does no harm (`retry`)."""
+        for attempt in range(_TRIES):
+            try:
+                return self.send(method, target, body, headers, timeout_s=timeout_s)
+            except Unreachable as error:
+                if attempt + 1 == _TRIES or (isinstance(error, Lost) and not retry):
+                    raise
+                time.sleep(0.05 * 4**attempt)
+                self._reconnect()
+        raise AssertionError("the loop returns or raises")
+
+    def send(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterator[bytes] = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        length: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """One request, tried once. Raises ApiError."""
+        every = {"Authorization": f"Bearer {self._token}", "Cavvy-Api": f"{API}.{REVISION}", **(headers or {})}
+        answer = self._connection.request(
+            method, target, every, body, length=length, timeout_s=timeout_s or self._timeout_s
+        )
+        if answer.status >= 400:
+            raise _error(answer)
+        return answer
+
+    def _reconnect(self) -> None:
+        self._connection.close()
+        if self._revive is None:
+            return
+        self.address, self._token = self._revive()
+        self._connection = Connection(self.address)
+
+
+def _job(project: str, name: str) -> str:
+    return f"/v1/projects/{quote(project)}/jobs/{quote(name)}"
+
+
+def _error(answer: Answer) -> ApiError:
+    try:
+        body = decode(answer.body, type=wire.ErrorBody)
+    except ValueError:  # not one of ours: a proxy, or a server that is no Cavvy
+        text = answer.body[:200].decode("utf-8", "replace").strip()
+        return ApiError(f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status)
+    return ApiError(body.code, body.message, body.hint, answer.status)
+
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+
+
+def quote(text: str) -> str:
+    """Percent-encode one path segment or query value."""
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode())
+
+
+def query(pairs: list[tuple[str, str]]) -> str:
+    return "?" + "&".join(f"{name}={quote(value)}" for name, value in pairs) if pairs else ""

@@ -1,0 +1,142 @@
+"""Finding the embedded server, and starting it in the background where it does not run.
+
+Two commands that start it at once both succeed: the server that gets the lock serves both. A server of an older
+version is replaced gracefully; jobs and their nodes go on meanwhile.
+"""
+
+import os
+import re
+import time
+
+from cavvy import __version__
+from cavvy.client.client import API, REVISION, Client
+from cavvy.client.errors import ApiError, Incompatible, StartFailed, Unreachable
+from cavvy.client.state import (
+    ServerFile,
+    default_home,
+    process_mark,
+    read_server,
+    read_token,
+    server_holds_lock,
+)
+
+_STOP_WAIT_S = 15.0
+
+
+def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 30.0) -> Client:
+    """A client of the embedded server, which is started where needed unless `start` is False.
+
+    Raises Unreachable (not running and not to be started), StartFailed, Incompatible.
+    """
+    folder = home or default_home()
+    server = read_server(folder)
+    if server is None:
+        server = _ensure(folder, start=start)
+    elif not _fits(server):
+        server = _replace(folder, server, start=start)
+
+    def revive() -> tuple[str, str]:
+        again = _ensure(folder, start=start)
+        return again.address, read_token(folder)
+
+    return Client(server.address, read_token(folder), timeout_s=timeout_s, revive=revive)
+
+
+def ensure_server(*, home: str | None = None) -> ServerFile:
+    """Start the embedded server unless it runs; returns when it is healthy. Raises StartFailed, Incompatible."""
+    return _ensure(home or default_home(), start=True)
+
+
+def stop_server(*, home: str | None = None) -> bool:
+    """Stop the embedded server and wait for its end; False when none ran. Nodes and their work go on."""
+    folder = home or default_home()
+    server = read_server(folder)
+    if server is None or not server_holds_lock(folder):
+        return False
+    _stop(folder, server)
+    return True
+
+
+def _ensure(home: str, *, start: bool) -> ServerFile:
+    server = read_server(home)
+    if server is not None and server_holds_lock(home) and _answers(server):
+        return server if _fits(server) else _replace(home, server, start=start)
+    if not start:
+        raise Unreachable("server-not-running", f"no server runs for {home}", "start it with `cavvy server start`")
+    from cavvy.client.launch import launch
+
+    return launch(home)
+
+
+def _answers(server: ServerFile) -> bool:
+    with Client(server.address, "", timeout_s=5.0) as client:
+        try:
+            client.send("GET", "/v1/health")
+        except Unreachable:
+            return False
+        except ApiError:  # it answers, though not well
+            return True
+        return True
+
+
+def _fits(server: ServerFile) -> bool:
+    """Whether this program can work with that server; False when the server is older and should be replaced.
+
+    Raises Incompatible when the server speaks a newer language.
+    """
+    if server.api > API:
+        raise Incompatible(
+            "client-too-old",
+            f"the running server (cavvy {server.version}) is newer than this command (cavvy {__version__})",
+            "update this command: pip install --upgrade cavvy",
+        )
+    mine = (API, REVISION, _number(__version__))
+    return (server.api, server.revision, _number(server.version)) >= mine
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
+    if server_holds_lock(home):
+        if not start:
+            raise Incompatible(
+                "server-too-old",
+                f"the running server (cavvy {server.version}) is older than this command (cavvy {__version__})",
+                "replace it with `cavvy server restart`; jobs go on meanwhile",
+            )
+        _stop(home, server)
+    return _ensure_new(home, start=start)
+
+
+def _ensure_new(home: str, *, start: bool) -> ServerFile:
+    if not start:
+        raise Unreachable("server-not-running", f"no server runs for {home}", "start it with `cavvy server start`")
+    from cavvy.client.launch import launch
+
+    return launch(home)
+
+
+def _stop(home: str, server: ServerFile) -> None:
+    """Ask it to stop, by its API or else by a signal to that very process, and wait until it is gone.
+
+    Its lock may be another's at once: whoever follows a job starts the next server as soon as this one is silent.
+    """
+    try:
+        with Client(server.address, read_token(home), timeout_s=5.0) as client:
+            client.send("POST", "/v1/server/stop")
+    except ApiError:
+        if process_mark(server.pid) == server.process != "":
+            import signal
+
+            os.kill(server.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_WAIT_S
+    while server_holds_lock(home) and read_server(home) in (None, server):
+        if time.monotonic() > deadline:
+            raise StartFailed(
+                "server-does-not-stop",
+                f"the server (process {server.pid}) still runs {_STOP_WAIT_S:.0f} s after it was asked to stop",
+                f"see {home}/server.log; `kill -9 {server.pid}` harms no job",
+            )
+        time.sleep(0.02)

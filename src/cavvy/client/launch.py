@@ -1,0 +1,119 @@
+"""Starting the embedded server as a background process of its own, and waiting for its word that it serves."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+
+from msgspec import Struct
+from msgspec.json import decode
+
+from cavvy import settings
+from cavvy.client.errors import StartFailed
+from cavvy.client.state import ServerFile, read_server
+
+_MODULE = "cavvy.api.embedded"
+_TAIL_LINES = 12
+
+
+class Word(Struct, frozen=True, kw_only=True):
+    """What a starting server says through its ready pipe: state is "ready", "busy" or "error"."""
+
+    state: str
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+
+
+def launch(home: str) -> ServerFile:
+    """Start the server of this home, or wait for the one that another command is starting. Raises StartFailed."""
+    try:
+        timeout_s = settings.load().whole("server.start_timeout_s")
+    except settings.SettingsError as error:
+        raise StartFailed(error.code, error.message, error.hint) from error
+    try:
+        os.makedirs(home, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StartFailed(
+            "home-unusable", f"{home}: {error.strerror}", "set CAVVY_HOME to a folder that you can write"
+        ) from error
+    deadline = time.monotonic() + timeout_s
+    while True:
+        word = _start_once(home, deadline)
+        server = read_server(home)
+        if word.state in ("ready", "busy") and server is not None:
+            return server
+        if word.state == "error":
+            raise StartFailed(word.code, word.message, word.hint)
+        if time.monotonic() > deadline:
+            raise StartFailed(
+                "server-start-timeout",
+                f"the server did not start within {timeout_s} s",
+                f"see {home}/server.log; raise server.start_timeout_s for a slow disk or a large database",
+            )
+        time.sleep(0.05)
+
+
+def _start_once(home: str, deadline: float) -> Word:
+    log_path = os.path.join(home, "server.log")
+    reader, writer = os.pipe()
+    environment = {**os.environ, "CAVVY_HOME": home}
+    if environment.get("CAVVY_CONFIG"):
+        environment["CAVVY_CONFIG"] = os.path.abspath(os.path.expanduser(environment["CAVVY_CONFIG"]))
+    try:
+        with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            begin = log.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, "--ready-fd", str(writer)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment,
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
+    except OSError as error:
+        os.close(reader)
+        raise StartFailed("server-start-failed", f"cannot start the server: {error}", f"look at {home}") from error
+    finally:
+        os.close(writer)
+    try:
+        word = _listen(reader, deadline) or _last_words(process, log_path, begin, deadline)
+    finally:
+        os.close(reader)
+        if process.poll() is None:
+            process.returncode = 0  # it lives on without us: nobody waits for it
+    return word
+
+
+def _listen(reader: int, deadline: float) -> Word | None:
+    """The server's word; None when it ended without one."""
+    data = b""
+    while not data.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([reader], [], [], left)[0]:
+            return Word(state="late")
+        part = os.read(reader, 65536)
+        if not part:
+            return None
+        data += part
+    return decode(data, type=Word)
+
+
+def _last_words(process: "subprocess.Popen[bytes]", log_path: str, begin: int, deadline: float) -> Word:
+    try:
+        code = process.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        code = 0
+    with open(log_path, "rb") as log:
+        log.seek(begin)
+        lines = log.read(1 << 20).decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+    said = "\n".join(f"  {line}" for line in lines) or "  (it said nothing)"
+    return Word(
+        state="error",
+        code="server-start-failed",
+        message=f"the server ended with exit code {code} before it was ready; its log ends with:\n{said}",
+        hint=f"the whole log is {log_path}",
+    )

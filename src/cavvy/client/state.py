@@ -1,0 +1,120 @@
+"""The state folder as the embedded server and its clients share it: who serves, where, and how to be sure of it."""
+
+import fcntl
+import os
+import socket
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.json import decode, encode
+
+# File systems that several hosts may share: no Unix sockets, and locks that may not reach the other hosts.
+_NETWORK = frozenset(
+    ("nfs", "nfs3", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p")
+) | {"orangefs", "pvfs2", "wekafs", "panfs", "vastnfs"}
+_NETWORK_FUSE = frozenset(("sshfs", "glusterfs", "juicefs", "ceph", "gcsfuse", "s3fs", "beegfs"))
+
+
+class ServerFile(Struct, frozen=True, kw_only=True):
+    """`server.json`: the server that has the lock, or had it when it was killed."""
+
+    pid: int
+    process: str  # tells the process from a later one with the same id
+    host: str
+    address: str
+    listen: str | None = None
+    version: str
+    api: int
+    revision: int
+    started_at: datetime
+
+
+def default_home() -> str:
+    """CAVVY_HOME or ~/.cavvy, as an absolute path."""
+    return os.path.abspath(os.path.expanduser(os.environ.get("CAVVY_HOME") or "~/.cavvy"))
+
+
+def read_server(home: str) -> ServerFile | None:
+    """What `server.json` says; None where there is none or it is damaged."""
+    try:
+        with open(os.path.join(home, "server.json"), "rb") as file:
+            return decode(file.read(), type=ServerFile)
+    except (OSError, ValueError):
+        return None
+
+
+def write_private(path: str, data: bytes) -> None:
+    """Replace a file at once by one that only its owner can read."""
+    draft = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.replace(draft, path)
+    except OSError:
+        if os.path.exists(draft):
+            os.unlink(draft)
+        raise
+
+
+def write_server(home: str, server: ServerFile) -> None:
+    write_private(os.path.join(home, "server.json"), encode(server))
+
+
+def read_token(home: str) -> str:
+    """The user's token, or "" before the first server start."""
+    try:
+        with open(os.path.join(home, "token")) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def server_holds_lock(home: str) -> bool:
+    """Whether a living server of this home exists on this host, by the lock that ends with its process."""
+    try:
+        fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def process_mark(pid: int) -> str:
+    """Names a process for as long as the machine runs: its start time in ticks and the boot's id; "" when gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        # A process that has ended and that its parent has not asked about yet is gone all the same.
+        return "" if fields[0] == "Z" else f"{fields[19]}@{boot}"
+    except (OSError, IndexError):
+        return ""
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def on_network(path: str, mounts: str | None = None) -> bool:
+    """Whether the folder is on a file system that other hosts may share, by the mount table (CAVVY_MOUNTS_FILE)."""
+    real, best, kind = os.path.realpath(path), "", ""
+    try:
+        with open(mounts or os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = fields[1].encode().decode("unicode_escape") if "\\" in fields[1] else fields[1]
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind in _NETWORK or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in _NETWORK_FUSE)

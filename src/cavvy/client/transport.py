@@ -1,0 +1,172 @@
+"""HTTP/1.1 over a Unix socket or TCP, kept alive; the standard library's client costs as much to import as all of ours.
+
+Speaks what our server answers: a Content-Length or chunked body. One connection is used by one thread.
+"""
+
+import select
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from cavvy.client.errors import Lost, Unreachable
+
+_HEAD_LIMIT = 64 * 1024
+_RECV = 256 * 1024
+
+
+class Answer:
+    """A status, headers with lower-case names, and the whole body."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+class Connection:
+    """One connection to `unix:/path` or `http://host:port`, opened when it is first needed."""
+
+    def __init__(self, address: str, *, connect_timeout_s: float = 5.0) -> None:
+        self.address = address
+        self._connect_timeout_s = connect_timeout_s
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._buffer = None, b""
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | Iterable[bytes] = b"",
+        *,
+        length: int | None = None,
+        timeout_s: float = 30.0,
+    ) -> Answer:
+        """Send one request and read its answer. Give `length` with a body that is not bytes.
+
+        Raises Unreachable when nothing was sent, Lost when the connection ended later.
+        """
+        size = len(body) if isinstance(body, bytes) else length
+        lines = [f"{method} {target} HTTP/1.1", "Host: cavvy", f"Content-Length: {size}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        fresh = self._socket is None
+        connection = self._open()
+        connection.settimeout(timeout_s)
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have said why before it stopped to listen
+                self._send(connection, head, body)
+            return self._read_answer(connection)
+        except Lost:
+            self.close()
+            raise
+        except (OSError, ValueError, IndexError) as error:
+            self.close()
+            kind = "timed out" if isinstance(error, TimeoutError) else f"ended: {error}"
+            raise Lost(
+                "connection-lost",
+                f"the connection to {self.address} {kind}",
+                "the request is tried again where that is safe" if not fresh else "look at `cavvy server logs`",
+            ) from error
+
+    def _send(self, connection: socket.socket, head: bytes, body: bytes | Iterable[bytes]) -> None:
+        if isinstance(body, bytes):
+            connection.sendall(head + body if len(body) < 65536 else head)
+            if len(body) >= 65536:
+                connection.sendall(body)
+            return
+        connection.sendall(head)
+        for part in body:
+            connection.sendall(part)
+
+    def _open(self) -> socket.socket:
+        if self._socket is not None:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if not poll.poll(0):
+                return self._socket
+            self.close()  # nobody asked, so what came is its end: the server has closed it while it was idle
+        try:
+            if self.address.startswith("unix:"):
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connection.settimeout(self._connect_timeout_s)
+                try:
+                    connection.connect(self.address.removeprefix("unix:"))
+                except OSError:
+                    connection.close()
+                    raise
+            else:
+                host, _, port = self.address.removeprefix("http://").rpartition(":")
+                connection = socket.create_connection((host.strip("[]"), int(port)), self._connect_timeout_s)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, ValueError) as error:
+            raise Unreachable(
+                "server-unreachable", f"no server answers at {self.address}: {error}", "see `cavvy server status`"
+            ) from error
+        self._socket = connection
+        return connection
+
+    def _read_answer(self, connection: socket.socket) -> Answer:
+        while True:
+            status, headers = self._read_head(connection)
+            if status >= 200:
+                break
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            body = self._read_chunks(connection)
+        else:
+            body = self._read_exactly(connection, int(headers.get("content-length", "0")))
+        if headers.get("connection", "").lower() == "close":
+            self.close()
+        return Answer(status, headers, body)
+
+    def _read_head(self, connection: socket.socket) -> tuple[int, dict[str, str]]:
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > _HEAD_LIMIT:
+                raise ValueError("the answer's head is too long")
+            self._fill(connection)
+        lines = self._buffer[:end].decode("latin-1").split("\r\n")
+        self._buffer = self._buffer[end + 4 :]
+        pairs = (line.partition(":") for line in lines[1:])
+        return int(lines[0].split(" ", 2)[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    def _read_chunks(self, connection: socket.socket) -> bytes:
+        parts = []
+        while size := int(self._read_line(connection).split(b";")[0], 16):
+            parts.append(self._read_exactly(connection, size))
+            self._read_line(connection)
+        while self._read_line(connection):
+            pass
+        return b"".join(parts)
+
+    def _read_line(self, connection: socket.socket) -> bytes:
+        while (end := self._buffer.find(b"\r\n")) < 0:
+            if len(self._buffer) > _HEAD_LIMIT:
+                raise ValueError("a line of the answer is too long")
+            self._fill(connection)
+        line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
+        return line
+
+    def _read_exactly(self, connection: socket.socket, size: int) -> bytes:
+        parts, have = [self._buffer], len(self._buffer)
+        while have < size:
+            part = connection.recv(min(_RECV, size - have))
+            if not part:
+                raise ConnectionError("the server closed it in the middle of an answer")
+            parts.append(part)
+            have += len(part)
+        whole = b"".join(parts)
+        self._buffer = whole[size:]
+        return whole[:size]
+
+    def _fill(self, connection: socket.socket) -> None:
+        part = connection.recv(_RECV)
+        if not part:
+            raise ConnectionError("the server closed it")
+        self._buffer += part

@@ -1,0 +1,305 @@
+"""Many channels over one line to a node; the far end is `agent/access/hand.py`, and speaks the same frames."""
+
+import asyncio
+import json
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from cavvy.client.client import Client
+from cavvy.client.tunnel.lines import Streams
+
+HEAD = struct.Struct(">IBI")
+OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(1, 14)
+WINDOW = 1024 * 1024
+_CREDIT_AT = WINDOW // 4  # what was taken is confirmed in pieces of this size
+_FRAME = 64 * 1024
+_OPEN_S = 60.0  # a mailbox on a shared file system takes seconds each way
+Fields = dict[str, Any]
+
+
+class TunnelLost(Exception):
+    """The line to the node is gone; the message says why."""
+
+
+class FarError(OSError):
+    """What the node said went wrong, with its errno and, where there is one, the path."""
+
+
+class Exit:
+    """How a command ended: a code, or the name of a signal."""
+
+    def __init__(self, code: int | None, signal: str | None) -> None:
+        self.code, self.signal = code, signal
+
+
+class Channel:
+    """One command or connection. Read with `read`, write with `write`."""
+
+    def __init__(self, tunnel: "Tunnel", number: int) -> None:
+        self.number = number
+        self.opened: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
+        self.exit: Exit | None = None
+        self.accepted: Callable[[Channel, Fields], Awaitable[None]] | None = None
+        self._tunnel = tunnel
+        self._arrived: deque[tuple[int, bytes]] = deque()
+        self._news = asyncio.Event()
+        self._credit = WINDOW
+        self._room = asyncio.Event()
+        self._room.set()
+        self._untold = 0  # bytes that were taken and not confirmed
+        self._over = False
+
+    async def read(self) -> tuple[int, bytes] | None:
+        """(DATA or ERR, bytes), (EOF, b""), or None when nothing more comes. Raises TunnelLost."""
+        while not self._arrived:
+            if self._over:
+                if self._tunnel.problem and self.exit is None:
+                    raise TunnelLost(self._tunnel.problem)
+                return None
+            self._news.clear()
+            await self._news.wait()
+        kind, data = self._arrived.popleft()
+        self._untold += len(data)
+        if self._untold >= _CREDIT_AT and not self._over:
+            self._tunnel.send(self.number, CREDIT, struct.pack(">I", self._untold))
+            self._untold = 0
+        return kind, data
+
+    async def write(self, data: bytes) -> None:
+        """Send; waits while the node has not taken what came before. What is sent to a closed channel is dropped."""
+        rest = memoryview(data)
+        while rest and not self._over:
+            if self._credit <= 0:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            piece = rest[: min(_FRAME, self._credit)]
+            self._credit -= len(piece)
+            rest = rest[len(piece) :]
+            self._tunnel.send(self.number, DATA, bytes(piece))
+
+    def end(self) -> None:
+        """Nothing more is written."""
+        if not self._over:
+            self._tunnel.send(self.number, EOF)
+
+    def control(self, **fields: object) -> None:
+        """`cols` and `rows` of a terminal, or `signal`, its name without SIG."""
+        if not self._over:
+            self._tunnel.send(self.number, CONTROL, json.dumps(fields).encode())
+
+    def close(self) -> None:
+        """Give it up: a command gets SIGHUP."""
+        if not self._over:
+            self._tunnel.send(self.number, CLOSE)
+            self.lose()
+
+    def take(self, kind: int, payload: bytes) -> None:
+        """A frame came."""
+        if kind == OPENED:
+            if not self.opened.done():
+                self.opened.set_result(json.loads(payload))
+        elif kind == FAILED:
+            said = json.loads(payload)
+            if not self.opened.done():
+                self.opened.set_exception(FarError(int(said.get("errno") or 0), str(said["error"])))
+            self.lose()
+        elif kind == CREDIT:
+            self._credit += struct.unpack(">I", payload)[0]
+            self._room.set()
+        elif kind == EXIT:
+            said = json.loads(payload)
+            self.exit = Exit(said["code"], said["signal"])
+        elif kind == CLOSE:
+            self.lose()
+        else:
+            self._arrived.append((kind, payload))
+            self._news.set()
+
+    def lose(self) -> None:
+        """Nothing more comes or goes."""
+        self._over = True
+        if not self.opened.done():
+            self.opened.set_exception(TunnelLost(self._tunnel.problem or "the line was closed"))
+        self.opened.exception()  # whoever asked may have gone
+        self._news.set()
+        self._room.set()
+        self._tunnel.forget(self.number)
+
+
+class Tunnel:
+    """The line to one node, as an asynchronous context."""
+
+    def __init__(self, client: Client, project: str, name: str, rank: int) -> None:
+        self._client, self._project, self._name, self._rank = client, project, name, rank
+        self._channels: dict[int, Channel] = {}
+        self._calls: dict[int, asyncio.Future[tuple[Fields, bytes]]] = {}
+        self._next = 0
+        self._in = bytearray()
+        self._streams: Streams | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.problem = ""
+        self.lost = asyncio.Event()
+
+    async def __aenter__(self) -> "Tunnel":
+        started = await asyncio.to_thread(self._client.open_line, self._project, self._name, self._rank)
+        self._streams = Streams(self._client, self._project, self._name, started, heard=self._hear, over=self._end)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._streams is not None:
+            self._streams.close()
+            with_grace = asyncio.create_task(self.lost.wait())
+            await asyncio.wait([with_grace], timeout=2.0)
+            with_grace.cancel()
+
+    async def run(
+        self,
+        *,
+        argv: list[str] | None = None,
+        line: str | None = None,
+        env: Mapping[str, str] | None = None,
+        pty: Fields | None = None,
+    ) -> Channel:
+        """Start a command: words, a line for the shell, or neither for a shell. Raises FarError, TunnelLost."""
+        asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
+        return await self._open(asked)
+
+    async def connect(self, host: str, port: int) -> Channel:
+        """A TCP connection from the node. Raises FarError, TunnelLost."""
+        return await self._open({"what": "tcp", "host": host, "port": port})
+
+    async def listen(
+        self, host: str, port: int, accepted: Callable[[Channel, Fields], Awaitable[None]]
+    ) -> tuple[Channel, int]:
+        """Have connections to a port of the node begin channels here. Raises FarError, TunnelLost."""
+        channel = await self._open({"what": "listen", "host": host, "port": port}, accepted)
+        return channel, int((await channel.opened)["port"])
+
+    async def call(self, op: str, data: bytes = b"", **fields: object) -> tuple[Fields, bytes]:
+        """Do something with files of the node: see `agent/access/files.py`. Raises FarError, TunnelLost."""
+        self._next += 1
+        number, future = self._next, asyncio.get_running_loop().create_future()
+        if self.problem or self.lost.is_set():
+            raise TunnelLost(self.problem or "the line was closed")
+        self._calls[number] = future
+        self.send(number, CALL, json.dumps({"op": op, **fields}).encode() + b"\n" + data)
+        said, given = await future
+        if "error" in said:
+            raise FarError(int(said.get("errno") or 0), str(said["error"]), fields.get("path"))
+        return said, given
+
+    def send(self, number: int, kind: int, payload: bytes = b"") -> None:
+        """Send one frame."""
+        if self._streams is not None:
+            self._streams.put(HEAD.pack(number, kind, len(payload)) + payload)
+
+    def forget(self, number: int) -> None:
+        self._channels.pop(number, None)
+
+    async def _open(
+        self, asked: Fields, accepted: Callable[[Channel, Fields], Awaitable[None]] | None = None
+    ) -> Channel:
+        if self.lost.is_set():
+            raise TunnelLost(self.problem or "the line was closed")
+        self._next += 1
+        channel = self._channels[self._next] = Channel(self, self._next)
+        channel.accepted = accepted
+        self.send(channel.number, OPEN, json.dumps(asked).encode())
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                await asyncio.shield(channel.opened)
+        except TimeoutError as error:
+            channel.close()
+            raise TunnelLost(f"the node did not answer within {_OPEN_S:g} s") from error
+        return channel
+
+    def _hear(self, data: bytes) -> None:
+        self._in += data
+        at = 0
+        while len(self._in) - at >= HEAD.size:
+            number, kind, size = HEAD.unpack_from(self._in, at)
+            if len(self._in) - at < HEAD.size + size:
+                break
+            payload = bytes(self._in[at + HEAD.size : at + HEAD.size + size])
+            at += HEAD.size + size
+            self._take(number, kind, payload)
+        del self._in[:at]
+
+    def _take(self, number: int, kind: int, payload: bytes) -> None:
+        if kind == REPLY:
+            future = self._calls.pop(number, None)
+            line, _, data = payload.partition(b"\n")
+            if future is not None and not future.done():
+                future.set_result((json.loads(line), data))
+            return
+        if kind == ACCEPTED:
+            self._accept(number, json.loads(payload))
+            return
+        channel = self._channels.get(number)
+        if channel is not None:
+            channel.take(kind, payload)
+
+    def _accept(self, number: int, said: Fields) -> None:
+        listener = self._channels.get(said["listener"])
+        made = self._channels[number] = Channel(self, number)
+        made.opened.set_result({})
+        if listener is None or listener.accepted is None:
+            made.close()
+            return
+        task = asyncio.ensure_future(listener.accepted(made, said))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        if self._streams is not None and (problem or not self.lost.is_set()):
+            self._streams.close()
+        for channel in list(self._channels.values()):
+            channel.lose()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(TunnelLost(self.problem or "the line was closed"))
+        self._calls.clear()
+        self.lost.set()
+
+
+class Reads(Protocol):
+    """What is read from, of asyncio or asyncssh."""
+
+    async def read(self, n: int = -1) -> bytes: ...
+
+
+class Writes(Protocol):
+    """What is written to, of asyncio or asyncssh."""
+
+    def write(self, data: bytes) -> None: ...
+    def write_eof(self) -> None: ...
+    async def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
+async def join(channel: Channel, reader: Reads, writer: Writes) -> None:
+    """Carry bytes both ways until both ends have ended, or one is lost; both are closed then."""
+
+    async def out() -> None:
+        while data := await reader.read(_FRAME):
+            await channel.write(data)
+        channel.end()
+
+    sending = asyncio.create_task(out())
+    try:
+        while (piece := await channel.read()) is not None:
+            if piece[0] == EOF:
+                writer.write_eof()
+            else:
+                writer.write(piece[1])
+                await writer.drain()
+    except (OSError, TunnelLost):
+        pass
+    finally:
+        sending.cancel()
+        channel.close()
+        writer.close()

@@ -1,0 +1,339 @@
+"""The desk for checkpoints: what an attempt starts from, and what nodes that cannot reach the job's folder hand over.
+
+A checkpoint counts from the moment its row is written, and that is after all of its files are held. Work on this
+machine writes to the job's folder instead; when a job moves between the two, its newest state is taken over, once,
+before the claim is granted.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from weakref import WeakValueDictionary
+
+from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.vault import Vault, Vaults
+from cavvy.control.clock import Clock
+from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import Attempt, Job
+from cavvy.domain.markets import LIVES, Sight, Tally
+from cavvy.domain.messages import CheckpointWork, NotYours
+from cavvy.domain.offers import Purchase
+from cavvy.planner.pace import Losses, Pace, loss_rate, make_pace
+from cavvy.store.base import Changes, Mismatch, NotFound, Stale, Store
+from cavvy.store.blobs import BlobStore
+from cavvy.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
+from cavvy.store.objects.base import ObjectError
+from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
+
+KEPT = 2  # checkpoints of each job
+_COMING = 1000  # jobs whose next checkpoint is remembered while it is sent
+
+
+_LOSSES_SINCE = timedelta(days=30)
+_LOSSES_KEPT = timedelta(minutes=1)
+
+
+class Unfit(Exception):
+    """The list of files is not one of a checkpoint; the agent has a bug, or is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Files of the checkpoint that are not held (any more): send them, then commit again."""
+
+    blobs: Sequence[str]
+
+
+class CheckpointDesk:
+    """`folders` None: there are none, and every place reaches `storage` (the simulator)."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        folders: CheckpointFolders | None,
+        *,
+        storage: Callable[[Job], str],
+        shares_files: Callable[[str], bool],
+        vaults: Vaults | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._folders = folders
+        self._storage = storage
+        self._shares_files = shares_files
+        self._vaults = vaults
+        self._opened: dict[str, Vault | None] = {}
+        self._losses: tuple[datetime, Mapping[str, Losses]] | None = None
+        self._coming: dict[str, frozenset[str]] = {}
+        self._untidy: set[str] = set()  # gangs whose users know that their bucket keeps too much
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
+        """Make the job's newest state reachable from this attempt's place and say how; may take long. Raises Full."""
+        wanted = job.task.checkpoint
+        if wanted is None:
+            return None
+        stored = wanted.storage is not None
+        pace = await self.pace(job, attempt)
+        every = pace.every if pace is not None else wanted.every
+        every_s = every.total_seconds() if every else None
+        shared = not stored and (self._folders is None or self._shares_files(attempt.offer.provider))
+        if self._folders is not None and not stored:
+            async with self._lock(job.id):
+                await (self._to_folder if shared else self._from_folder)(self._folders, job, attempt)
+        if shared:
+            return CheckpointWork(path=wanted.path, storage=f"{self._storage(job)}/checkpoint", every_s=every_s)
+        return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
+
+    async def pace(self, job: Job, attempt: Attempt) -> Pace | None:
+        """How often the work should save now; None where the task says so itself, or saves nothing."""
+        wanted = job.task.checkpoint
+        if wanted is None or not wanted.auto:
+            return None
+        cost = attempt.checkpoint_cost
+        if cost is None and attempt.number > 1:
+            before = await self._store.attempts(job.id)
+            cost = next((each.checkpoint_cost for each in reversed(before) if each.checkpoint_cost is not None), None)
+        return make_pace(cost, await self._lost(attempt), spot=_is_spot(attempt), nodes=attempt.nodes)
+
+    async def losses_per_hour(self, attempt: Attempt) -> float:
+        """How often a gang like this one loses a node in its market, from what was seen there so far."""
+        return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
+
+    async def _lost(self, attempt: Attempt) -> Losses:
+        return (await self._seen_losses()).get(attempt.offer.key, Losses())
+
+    async def _seen_losses(self) -> Mapping[str, Losses]:
+        """Of every market in the last while; asked for once a minute."""
+        now = self._clock.now()
+        if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
+            self._losses = now, count_losses(await self._store.tallies(now - _LOSSES_SINCE))
+        return self._losses[1]
+
+    async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
+        """What this gang starts from: the newest of the attempts before, the same for all ranks. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        saved = await self._store.checkpoints(attempt.job_id)
+        vault = await self.vault(gang)
+        if not saved or (self._folders is None and vault is None):
+            return None
+        chosen = next((each for each in saved if each.attempt < attempt.number), saved[0])
+        if vault is not None:
+            return chosen, await in_thread(vault.read, chosen.manifest)
+        assert self._folders is not None
+        return chosen, await asyncio.to_thread(self._folders.read, chosen.project, chosen.job_id, chosen.manifest)
+
+    async def vault(self, gang: str) -> Vault | None:
+        """The bucket that the gang's job keeps its checkpoints in, if it does. Raises NotFound, ObjectDenied."""
+        if self._vaults is None:
+            return None
+        if gang not in self._opened:
+            attempt = await self._store.attempt_of_gang(gang)
+            vault = await self._vaults.open(await self._store.job(attempt.job_id))
+            if len(self._opened) >= _COMING:
+                del self._opened[next(iter(self._opened))]
+            self._opened[gang] = vault
+        return self._opened[gang]
+
+    async def blobs(self, gang: str) -> BlobStore:
+        """The files held for the gang's job. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        if self._folders is None:
+            raise NotFound("no checkpoints are held here")
+        return self._folders.blobs(attempt.project, attempt.job_id)
+
+    async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
+        """Which files of the coming checkpoint have to be sent; the others are kept for it. Raises NotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        vault = await self.vault(gang)
+        blobs = None if vault is not None else await self.blobs(gang)
+        self._coming.pop(attempt.job_id, None)
+        if len(self._coming) >= _COMING:  # losing one costs sending files again, never correctness
+            del self._coming[next(iter(self._coming))]
+        self._coming[attempt.job_id] = frozenset(names)
+        if vault is not None:
+            held = await in_thread(vault.held)
+            return [name for name in names if name not in held]
+        assert blobs is not None
+        return await asyncio.to_thread(blobs.missing, names)
+
+    async def commit(
+        self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
+    ) -> SavedCheckpoint | Missing | NotYours:
+        """Make these files the job's newest checkpoint, if all are held. Raises NotFound, Unfit, Full."""
+        attempt = await self._store.attempt_of_gang(gang)
+        node = await self._store.node(attempt.id, rank)
+        if objection := find_objection(attempt, node, nonce):
+            return objection
+        if fault := find_fault(files):
+            raise Unfit(fault)
+        if (vault := await self.vault(gang)) is not None:
+            async with self._lock(attempt.job_id):
+                return await self._commit_to(vault, attempt, files, made_at)
+        if self._folders is None:
+            raise NotFound("no checkpoints are held here")
+        async with self._lock(attempt.job_id):
+            blobs = self._folders.blobs(attempt.project, attempt.job_id)
+            names = [each.sha256 for each in files if each.link is None]
+            if missing := await asyncio.to_thread(blobs.missing, names):
+                return Missing(blobs=missing)
+            try:
+                return await self._save(self._folders, attempt, files, made_at, by=attempt.number)
+            except Stale as error:
+                return NotYours(reason=str(error))
+
+    async def _commit_to(
+        self, vault: Vault, attempt: Attempt, files: Sequence[CheckpointFile], made_at: datetime
+    ) -> SavedCheckpoint | Missing | NotYours:
+        """As `commit`, of files in a bucket; sizes are compared, contents when they are fetched."""
+        held = await in_thread(vault.held)
+        wanted = [each for each in files if each.link is None]
+        if missing := sorted({each.sha256 for each in wanted if held.get(each.sha256) != each.size}):
+            return Missing(blobs=missing)
+        saved = self._row(attempt, files, await in_thread(vault.keep, files), made_at, by=attempt.number)
+        try:
+            saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
+        except Stale as error:
+            return NotYours(reason=str(error))
+        try:
+            await self._sweep_vault(vault, attempt)
+        except (ObjectError, Mismatch) as error:  # it is safe all the same
+            await self._tell_untidy(attempt, str(error))
+        else:
+            self._untidy.discard(attempt.gang)
+        return saved
+
+    async def _sweep_vault(self, vault: Vault, attempt: Attempt) -> None:
+        """Remove what the kept checkpoints and the coming one do not need. Raises ObjectError, Mismatch."""
+        needed = set(self._coming.pop(attempt.job_id, frozenset()))
+        for each in await self._store.checkpoints(attempt.job_id):
+            needed.add(each.manifest)
+            needed |= {file.sha256 for file in await in_thread(vault.read, each.manifest)}
+        await in_thread_to_its_end(vault.sweep, needed)  # under the lock: what is removed may be sent again next
+
+    async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
+        """Once, until the bucket is tidy again: what is left in it costs its owner something."""
+        if attempt.gang in self._untidy:
+            return
+        self._untidy.add(attempt.gang)
+        text = f"what older checkpoints needed stays in the bucket, until it can be removed: {reason}"
+        await self._store.commit(Changes(events=[self._event(attempt, "checkpoint", text)]))
+
+    def _row(
+        self, attempt: Attempt, files: Sequence[CheckpointFile], manifest: str, made_at: datetime, *, by: int
+    ) -> SavedCheckpoint:
+        now = self._clock.now()
+        return SavedCheckpoint(
+            job_id=attempt.job_id,
+            project=attempt.project,
+            attempt=by,
+            manifest=manifest,
+            files=len(files),
+            bytes=sum(each.size for each in files),
+            made_at=min(made_at, now),
+            saved_at=now,
+        )
+
+    def _lock(self, job_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(job_id, asyncio.Lock())
+
+    async def _save(
+        self,
+        folders: CheckpointFolders,
+        attempt: Attempt,
+        files: Sequence[CheckpointFile],
+        made_at: datetime,
+        *,
+        by: int,
+    ) -> SavedCheckpoint:
+        """The row, then the sweep: whatever dies between them leaves too much, never too little."""
+        project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
+        manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
+        saved = self._row(attempt, files, manifest, made_at, by=by)
+        saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
+        kept = await self._store.checkpoints(job_id)
+        coming = self._coming.pop(job_id, frozenset())
+        await asyncio.to_thread(_sweep, folders, kept, coming - {each.sha256 for each in files}, now)
+        return saved
+
+    async def _from_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
+        """The place is elsewhere: what work on this machine left in the folder since becomes a checkpoint."""
+        user = await asyncio.to_thread(folders.last_user, job.project, job.id)
+        saved = await self._store.checkpoints(job.id)
+        if user <= (saved[0].attempt if saved else -1):
+            return
+        files = await asyncio.to_thread(folders.take_in, job.project, job.id)
+        if not files:
+            return
+        made_at = datetime.fromtimestamp(max(each.mtime_ns for each in files) / 1e9, self._clock.now().tzinfo)
+        taken = await self._save(folders, attempt, files, made_at, by=user)
+        await self._tell(attempt, taken, f"what attempt {user} left on this machine")
+
+    async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
+        """The place is this machine: the folder is filled with what work elsewhere has handed over since."""
+        user = await asyncio.to_thread(folders.last_user, job.project, job.id)
+        if user >= attempt.number:
+            return
+        saved = await self._store.checkpoints(job.id)
+        if saved and saved[0].attempt > user:
+            files = await asyncio.to_thread(folders.read, job.project, job.id, saved[0].manifest)
+            await asyncio.to_thread(folders.lay_out, job.project, job.id, files)
+            await self._tell(attempt, saved[0], f"what attempt {saved[0].attempt} handed over")
+        await asyncio.to_thread(folders.lend, job.project, job.id, attempt.number)
+
+    async def _tell(self, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
+        text = f"{what} is taken over: {describe(saved.files, saved.bytes)}"
+        await self._store.commit(Changes(events=[self._event(attempt, "restored", text)]))
+
+    def _event(self, attempt: Attempt, kind: str, text: str) -> Event:
+        return Event(
+            project=attempt.project,
+            job_id=attempt.job_id,
+            attempt=attempt.number,
+            at=self._clock.now(),
+            kind=kind,
+            text=text,
+        )
+
+
+def _is_spot(attempt: Attempt) -> bool:
+    return attempt.offer.purchase is Purchase.SPOT
+
+
+def count_losses(tallies: Sequence[Tally]) -> dict[str, Losses]:
+    """What was lost in each market and how long its nodes ran, from all lives that have ended."""
+    found: dict[str, Losses] = {}
+    for each in tallies:
+        if each.sight in LIVES:
+            old = found.get(each.market, Losses())
+            lost = each.count if each.sight is not Sight.ENDED else 0
+            hours = each.node_seconds / 3600
+            found[each.market] = Losses(lost=old.lost + lost, node_hours=old.node_hours + hours)
+    return found
+
+
+def describe(files: int, size: int) -> str:
+    """How large a checkpoint is, such as "3 files, 1.5 GiB"."""
+    return f"{files} file{'' if files == 1 else 's'}, {say_size(size)}"
+
+
+def say_size(size: float) -> str:
+    """Bytes as people read them, such as "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _sweep(folders: CheckpointFolders, kept: Sequence[SavedCheckpoint], coming: frozenset[str], now: datetime) -> None:
+    """Remove every file of the job that neither its kept checkpoints nor the one that is being sent need."""
+    wanted = set(coming)
+    for each in kept:
+        wanted.add(each.manifest)
+        wanted |= {file.sha256 for file in folders.read(each.project, each.job_id, each.manifest)}
+    if kept:
+        folders.blobs(kept[0].project, kept[0].job_id).sweep(wanted, older_than=now + FOREVER)

@@ -1,0 +1,145 @@
+"""What an agent's messages mean for the rows of its node, and what its user is told. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from cavvy.control.agents.checkpoints import describe, say_size
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import Attempt, Job, Node, NodePhase, Outcome
+from cavvy.domain.messages import Message, MessageKind
+
+_ENDS = frozenset(
+    {Outcome.SUCCEEDED, Outcome.EXIT, Outcome.SETUP, Outcome.PREEMPTED, Outcome.STOPPED, Outcome.LIMIT, Outcome.NODE}
+)  # what an agent can know
+_LONGEST_STEP_MS = 86_400_000  # a day: what is longer is no step
+ADVICE = "advice"  # the name of the event that tells of a node at risk
+
+
+@dataclass(slots=True)
+class Report:
+    """The rows after some messages. `moved`: the reconciler should look at once."""
+
+    job: Job
+    attempt: Attempt
+    node: Node
+    events: list[Event] = field(default_factory=list)
+    moved: bool = False
+    saved: bool = False  # a checkpoint is complete
+
+
+def apply_messages(job: Job, attempt: Attempt, node: Node, messages: Sequence[Message], now: datetime) -> Report:
+    """Apply the messages that follow on the last one applied, in order, each once."""
+    report = Report(job=job, attempt=attempt, node=node)
+    for message in sorted(messages, key=lambda item: item.seq):
+        if message.seq == report.node.last_seq + 1:
+            _apply(report, message, now)
+            report.node = replace(report.node, last_seq=message.seq, heard_at=now)
+    return report
+
+
+def _apply(report: Report, message: Message, now: datetime) -> None:
+    node = report.node
+    at = _plausible(message.at, node, now)
+    if node.phase is NodePhase.EXITED:
+        return
+    match message.kind:
+        case MessageKind.SETUP:
+            report.node = replace(node, phase=NodePhase.SETUP)
+            tell(report, at, "setup", "the setup began")
+        case MessageKind.RUNNING:
+            report.node = replace(node, phase=NodePhase.RUNNING, running_at=at)
+            report.moved = True
+            if message.setup_reused:
+                tell(report, at, "setup", "a finished setup was used again")
+        case MessageKind.PROGRESS:
+            report.node = replace(node, progress={**node.progress, **message.values})
+        case MessageKind.TELEMETRY:
+            values = {name: value for name, value in message.values.items() if isinstance(value, (int, float))}
+            report.node = replace(node, telemetry=values)
+        case MessageKind.CHECKPOINT:
+            newest = message.newest_at or at
+            report.attempt = _measured(replace(report.attempt, checkpoint_at=min(newest, now)), message)
+            report.saved = True
+            tell(report, at, "checkpoint", _checkpoint(message))
+        case MessageKind.NOTICE:
+            seconds = message.seconds or 0.0
+            report.node = replace(node, notice_until=now + timedelta(seconds=seconds))
+            report.moved = True
+            source = f" ({message.source})" if message.source else ""
+            tell(report, at, "notice", f"the place takes this node away in {seconds:.0f} s{source}")
+        case MessageKind.EVENT:
+            if message.name == ADVICE:
+                report.node = replace(node, risk_at=node.risk_at or at)
+                report.moved = True
+            tell(report, at, message.name or "note", message.text)
+        case MessageKind.EXITED:
+            _exited(report, message, at)
+
+
+def _measured(attempt: Attempt, message: Message) -> Attempt:
+    """What is known of the attempt's checkpoints now; what this one does not tell stays."""
+    cost, rate = message.cost_s, _rate(message)
+    return replace(
+        attempt,
+        checkpoint_bytes=message.bytes,
+        checkpoint_cost=timedelta(seconds=cost) if cost is not None and cost >= 0 else attempt.checkpoint_cost,
+        checkpoint_rate=rate or attempt.checkpoint_rate,
+    )
+
+
+def _rate(message: Message) -> float | None:
+    """Bytes per second, None where nothing was sent or no time is known."""
+    return message.sent / message.seconds if message.seconds and message.sent else None
+
+
+def _checkpoint(message: Message) -> str:
+    size, seconds, speed = describe(message.files, message.bytes), message.seconds or 0.0, _rate(message)
+    rate = f", {say_size(speed)}/s" if speed else ""
+    if message.number is None:
+        took = f"; {say_size(message.sent)} written in {seconds:.1f} s{rate}" if speed else ""
+        return f"a checkpoint is complete: {size}{took}"
+    return f"checkpoint {message.number} is safe: {size}; {say_size(message.sent)} sent in {seconds:.1f} s{rate}"
+
+
+def step_of(job: Job, node: Node) -> timedelta:
+    """How long a step of the work takes: as the work reports it, else as its author expects it, else nothing."""
+    said = node.progress.get("step_ms")
+    if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
+        return timedelta(milliseconds=said)
+    return (job.task.checkpoint.step if job.task.checkpoint is not None else None) or timedelta(0)
+
+
+def _exited(report: Report, message: Message, at: datetime) -> None:
+    outcome = next((end for end in _ENDS if end == message.outcome), Outcome.NODE)
+    reason = message.reason or f"exit code {message.exit_code}"
+    report.node = replace(
+        report.node,
+        phase=NodePhase.EXITED,
+        exit_code=message.exit_code,
+        exit_outcome=outcome,
+        exit_reason=reason,
+        exited_at=at,
+    )
+    report.moved = True
+    tell(report, at, "exited", reason)
+
+
+def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
+    """The node's own time, kept between its claim and now, since its clock may be wrong."""
+    return min(now, max(at, node.claimed_at or at))
+
+
+def tell(report: Report, at: datetime, kind: str, text: str) -> None:
+    """Add an event of the report's rank."""
+    report.events.append(
+        Event(
+            project=report.attempt.project,
+            job_id=report.attempt.job_id,
+            attempt=report.attempt.number,
+            rank=report.node.rank,
+            at=at,
+            kind=kind,
+            text=text,
+        )
+    )

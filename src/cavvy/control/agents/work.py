@@ -1,0 +1,172 @@
+"""Makes the work document that an agent gets with its granted claim."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+
+from cavvy.control.warm.keep import FAREWELL, may_keep
+from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.messages import Assignment, CheckpointWork
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import ImageBuild, Resources, Task, Transfer, Volume, Workdir
+from cavvy.planner.estimate.devices import device_of
+from cavvy.spec.uses import is_used
+
+# Below the first ephemeral port of Linux (32768) and above the well-known ones of common services.
+_FIRST_PORT, _PORTS = 20000, 12000
+
+
+def make_assignment(
+    job: Job,
+    attempt: Attempt,
+    nodes: Sequence[Node],
+    *,
+    accelerators: int,
+    secrets: Mapping[str, str],
+    checkpoint: CheckpointWork | None = None,
+    manifest: bytes | None = None,
+    losses_per_hour: float | None = None,
+) -> Assignment:
+    """The work of one attempt.
+
+    `secrets` are opened values by name; `checkpoint` is how its place keeps what it writes; `manifest` is the frozen
+    working folder's, which the key of a setup with `uses` is made from; `losses_per_hour` is what is expected of the
+    whole gang in its market.
+    """
+    task = job.task
+    return Assignment(
+        job=job.name,
+        job_id=job.id,
+        project=job.project,
+        attempt=attempt.number,
+        nodes=attempt.nodes,
+        addresses=[node.address or "" for node in nodes],
+        master_port=_FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS,
+        accelerators_per_node=accelerators,
+        gang_key=_gang_key(nodes),
+        run=task.run,
+        setup=task.setup,
+        setup_key=setup_key(job, manifest),
+        setup_uses=task.setup_uses,
+        image=task.image if task.image_build is None else name_build(job, task.image_build),
+        image_login=secrets.get(task.image_login) if task.image_login else None,
+        build=_build(task.image_build) if task.image_build else None,
+        check=_check(task.resources, attempt.offer) if task.resources.check else None,
+        env={**task.env, **_price(attempt), **_losses(losses_per_hour)},
+        secrets={name: secrets[name] for name in task.secrets if name in secrets},
+        params=dict(task.params),
+        workdir={"snapshot": job.origin.snapshot} if job.origin.snapshot else None,
+        git=_git(task.workdir),
+        checkpoint=checkpoint,
+        inputs=[_transfer(item) for item in task.inputs],
+        outputs=[_transfer(item) for item in task.outputs],
+        volumes=[_volume(item) for item in task.volumes],
+        grace_s=task.grace.total_seconds(),
+        keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
+        idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
+    )
+
+
+def _check(need: Resources, offer: Offer) -> dict[str, str | float] | None:
+    """What a node of this offer must show: shares of its accelerators' data sheet, and of the network asked for."""
+    if need.check is None:
+        return None
+    share, network = need.check.share, need.network.min_mbps if need.network else None
+    fields: dict[str, str | float] = {"share": share, "link_mbps": need.check.link_mbps or share * (network or 0)}
+    device = device_of(offer.accelerator, offer.accelerator_memory_mib or None) if offer.accelerator else None
+    if device is not None:
+        fields |= {"kind": device.name, "memory_mib": device.memory_mib, "bandwidth_gbs": device.bandwidth / 1e9}
+    return fields
+
+
+def _price(attempt: Attempt) -> dict[str, str]:
+    """Dollars an hour of the whole gang, for programs that count them; of a shared host nobody knows its part."""
+    if attempt.offer.shared:
+        return {}
+    return {"CAVVY_PRICE_USD_HR": str(attempt.offer.rate.times(attempt.nodes).usd)}
+
+
+def _losses(per_hour: float | None) -> dict[str, str]:
+    """For programs that choose by themselves how often to save."""
+    return {} if per_hour is None else {"CAVVY_LOSSES_PER_HOUR": f"{per_hour:.6g}"}
+
+
+def _gang_key(nodes: Sequence[Node]) -> str:
+    """What only the gang's ranks know: made of the words by which they claimed."""
+    claims = json.dumps(["gang", *(node.claim for node in nodes)])
+    return hashlib.sha256(claims.encode()).hexdigest()
+
+
+def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
+    """A hash of everything that a setup can see; equal keys mean that a finished setup serves again.
+
+    With `uses`, that is the content of these files, where the manifest of the frozen folder is given; otherwise the
+    whole folder. Parameters count where the setup names their variables; `${{ params.x }}` is in its text already.
+    """
+    task = job.task
+    if task.setup is None:
+        return None
+    params = _params(task) if names_params(task.setup) else None
+    parts = [task.setup, task.image or _build(task.image_build), sorted(task.env.items()), sorted(task.secrets), params]
+    folder: list[object] = [job.origin.snapshot, _git(task.workdir), task.setup_uses]
+    if task.setup_uses is not None and manifest is not None:
+        folder = _used(manifest, task.setup_uses)
+    return f"sha256-{hashlib.sha256(json.dumps([*parts, folder]).encode()).hexdigest()}"
+
+
+def name_build(job: Job, build: ImageBuild) -> str:
+    """The image's name on every node: equal folders and Dockerfiles are built once on each."""
+    parts = [job.origin.snapshot, _git(job.task.workdir), _build(build)]
+    return f"localhost/cavvy-build:{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}"
+
+
+def _build(build: ImageBuild | None) -> dict[str, str | dict[str, str]] | None:
+    if build is None:
+        return None
+    return {"path": build.path, "dockerfile": build.dockerfile, "target": build.target, "args": dict(build.args)}
+
+
+def names_params(setup: str) -> bool:
+    """Whether a setup may see the parameters as variables; the agent decides the same way."""
+    return "CAVVY_PARAM_" in setup
+
+
+def _used(manifest: bytes, uses: Sequence[str]) -> list[object]:
+    """What the files of `uses` are: path and content, or path and target of a link."""
+    files = json.loads(manifest)["files"]
+    found = [
+        (each["path"], each.get("sha256"), each.get("mode"), each.get("link"))
+        for each in files
+        if is_used(each["path"], uses)
+    ]
+    return ["uses", *sorted(found, key=lambda each: str(each[0]))]
+
+
+def _params(task: Task) -> list[tuple[str, str]]:
+    return sorted((name, repr(value)) for name, value in task.params.items())
+
+
+def _git(workdir: Workdir | None) -> dict[str, str] | None:
+    if workdir is None or workdir.git is None:
+        return None
+    return {"url": workdir.git, "commit": workdir.commit or "HEAD"}
+
+
+def _transfer(item: Transfer) -> dict[str, str | float]:
+    fields: dict[str, str | float] = {"source": item.source, "target": item.target}
+    if item.stream:
+        fields["mode"] = "stream"
+    if item.every is not None:
+        fields["every_s"] = item.every.total_seconds()
+    return fields
+
+
+def _volume(item: Volume) -> dict[str, str | bool]:
+    return {
+        "kind": item.kind.value,
+        "source": item.source,
+        "path": item.path,
+        "read_only": item.read_only,
+        "options": item.options,
+    }

@@ -1,0 +1,225 @@
+"""The next step of one job, decided from its latest attempt, its limits and what it spent. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from cavvy.control.markets.troubles import find_trouble, rest_after
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Outcome
+from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
+
+MARGIN = timedelta(seconds=5)  # between an order to stop and the end of the bill, beyond the task's grace
+LONGEST_DELAY = timedelta(hours=1)
+_SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
+_NEVER = timedelta.max
+_SOON = timedelta(seconds=1)
+_SPENT = "it spent"  # how the reason of a budget's stop begins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """Everything a decision about a job may look at."""
+
+    job: Job
+    attempt: Attempt | None  # the latest
+    spent: Money  # by all attempts until now, minimum charges included
+    rate: HourlyRate  # of everything of this job that bills now
+    ran: timedelta = timedelta(0)  # running, over all attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Move the job to another phase."""
+
+    phase: JobPhase
+    reason: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeue:
+    """Put the job back into the queue for another attempt."""
+
+    kind: str  # of failure, as counted in Job.retries
+    reason: str
+    delay: timedelta = timedelta(0)
+    avoid: timedelta = timedelta(0)  # how long the offer that failed is not used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limit is reached: stop the job, for this reason."""
+
+    reason: str
+    budget: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAgain:
+    """Nothing to do until `after` has passed or somebody reports."""
+
+    after: timedelta = field(default=_NEVER)
+
+
+Action = Turn | Requeue | Limit | LookAgain
+
+
+def decide_job(view: JobView, now: datetime) -> Action:
+    """The next step of one job: one small function per phase."""
+    return DECIDE[view.job.phase](view, now)
+
+
+def _queued(view: JobView, now: datetime) -> Action:
+    if view.job.stop_reason is not None:
+        return _stopped(view.job)
+    return _limits(view, now)
+
+
+def _starting(view: JobView, now: datetime) -> Action:
+    attempt = view.attempt
+    if view.job.stop_reason is not None:
+        return Turn(phase=JobPhase.STOPPING, reason=view.job.stop_reason)
+    if attempt is not None and attempt.number == view.job.attempt:
+        if attempt.phase in _SETTLED:
+            return _settle(view, attempt)
+        if attempt.phase is AttemptPhase.RUNNING and view.job.phase is JobPhase.STARTING:
+            return Turn(phase=JobPhase.RUNNING, reason=f"runs on {attempt.offer.key}")
+    return _limits(view, now)
+
+
+def _stopping(view: JobView, now: datetime) -> Action:
+    attempt = view.attempt
+    if attempt is not None and attempt.phase not in _SETTLED:
+        return LookAgain()
+    if attempt is not None and attempt.outcome is Outcome.SUCCEEDED:
+        return Turn(phase=JobPhase.DONE, reason="the work ended well before the stop reached it", exit_code=0)
+    return _stopped(view.job, attempt.exit_code if attempt else None)
+
+
+def _over(view: JobView, now: datetime) -> Action:
+    return LookAgain()
+
+
+DECIDE: dict[JobPhase, Callable[[JobView, datetime], Action]] = {
+    JobPhase.QUEUED: _queued,
+    JobPhase.STARTING: _starting,
+    JobPhase.RUNNING: _starting,
+    JobPhase.STOPPING: _stopping,
+    JobPhase.DONE: _over,
+    JobPhase.FAILED: _over,
+    JobPhase.STOPPED: _over,
+}
+
+
+def _stopped(job: Job, exit_code: int | None = None) -> Turn:
+    phase = JobPhase.FAILED if job.stop_outcome is Outcome.LIMIT else JobPhase.STOPPED
+    return Turn(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)
+
+
+def _settle(view: JobView, attempt: Attempt) -> Action:
+    """What an attempt's outcome means for its job: the end, or another try here or elsewhere."""
+    job, retry = view.job, view.job.task.retry
+    match attempt.outcome:
+        case Outcome.SUCCEEDED:
+            return Turn(phase=JobPhase.DONE, reason="the work ended well", exit_code=0)
+        case Outcome.LIMIT:
+            return Turn(phase=JobPhase.FAILED, reason=attempt.reason, exit_code=attempt.exit_code)
+        case Outcome.EXIT | Outcome.SETUP:
+            return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
+        case Outcome.PREEMPTED if _may_work_still(attempt):
+            return LookAgain(after=_SOON)
+        case Outcome.PREEMPTED if attempt.moved:
+            return Requeue(kind="move", reason=attempt.reason)
+        case Outcome.PREEMPTED:
+            return _again_or_fail(view, attempt, "preemption", retry.preemption)
+        case Outcome.CAPACITY:
+            return Requeue(kind="capacity", reason=attempt.reason, avoid=_rest(job, attempt, "capacity"))
+        case Outcome.REFUSED:
+            return Requeue(kind="refused", reason=attempt.reason, avoid=_rest(job, attempt, "refused"))
+        case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
+            return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
+
+
+def ends_job(job: Job, outcome: Outcome | None, exit_code: int | None) -> bool:
+    """Whether work that ended like this, by its own will, is not tried again."""
+    if outcome is not Outcome.EXIT:
+        return outcome is Outcome.SUCCEEDED
+    allowed = _tries_of(job, exit_code)
+    return allowed is not None and job.retries.get("exit", 0) >= allowed
+
+
+def _tries_of(job: Job, exit_code: int | None) -> int | None:
+    """How often work that ends with this code is tried again; None is without limit."""
+    retry = job.task.retry
+    return retry.exit if not retry.exit_codes or exit_code in retry.exit_codes else 0
+
+
+def _may_work_still(attempt: Attempt) -> bool:
+    """We take this gang away ourselves, and its agents did not report their end: it works until it is gone."""
+    ours = attempt.drill_until is not None and attempt.exit_code is None
+    return ours and attempt.phase is not AttemptPhase.ENDED
+
+
+def _again_or_fail(
+    view: JobView, attempt: Attempt, kind: str, allowed: int | None, avoid: timedelta = timedelta(0)
+) -> Action:
+    job = view.job
+    used = job.retries.get(kind, 0)
+    if allowed is not None and used >= allowed:
+        tries = f" (tried {used + 1} times)" if used else ""
+        return Turn(phase=JobPhase.FAILED, reason=f"{attempt.reason}{tries}", exit_code=attempt.exit_code)
+    delay = min(LONGEST_DELAY, job.task.retry.delay * (1 << min(used, 16)))
+    return Requeue(kind=kind, reason=f"{attempt.reason}; tried again", delay=delay, avoid=avoid)
+
+
+def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
+    return rest_after(find_trouble(attempt), attempt, job.retries.get(kind, 0))
+
+
+def _limits(view: JobView, now: datetime) -> Action:
+    """The first limit that is reached, else when the next one may be."""
+    job, times = view.job, [_NEVER]
+    deadline = deadline_of(job)
+    if deadline is not None:
+        if now >= deadline:
+            return Limit(reason=f"its deadline {deadline:%Y-%m-%d %H:%M:%S} UTC has passed")
+        times.append(deadline - now)
+    duration = job.task.limits.duration
+    if duration is not None:
+        if view.ran >= duration:
+            return Limit(reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows")
+        if job.phase is JobPhase.RUNNING:
+            times.append(duration - view.ran)
+    cap = cap_of(job)
+    if cap is not None:
+        # What is spent while the work ends in its grace belongs to the budget too, but never more than half of it.
+        ending = view.rate.over(job.task.grace + MARGIN)
+        left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
+        if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
+            rest = f", and its grace may cost {format_usd(ending)}" if view.spent < cap else ""
+            return Limit(reason=f"{_SPENT} {format_usd(view.spent)} of at most {format_usd(cap)}{rest}", budget=True)
+        if view.rate.micros_per_hour:
+            times.append(timedelta(hours=left / view.rate.micros_per_hour))
+    return LookAgain(after=min(times))
+
+
+def gives_back(job: Job) -> bool:
+    """Whether it was decided that the job gives its gang back, and waits for spot."""
+    return job.course is not None and job.course.mode == "idle" and job.course.place is None
+
+
+def deadline_of(job: Job) -> datetime | None:
+    """The earlier of the deadline that is a time and the one counted from the submission."""
+    limits = job.task.limits
+    after = job.submitted_at + limits.deadline_after if limits.deadline_after is not None else None
+    return min((time for time in (limits.deadline, after) if time is not None), default=None)
+
+
+def cap_of(job: Job) -> Money | None:
+    """The most that the job may spend: its budget or the ceiling that its user consented to, if lower."""
+    return min((cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None)
+
+
+def ran_into_budget(job: Job) -> bool:
+    """Whether its budget or ceiling stopped the job."""
+    return job.stop_outcome is Outcome.LIMIT and (job.stop_reason or "").startswith(f"{_SPENT} ")

@@ -1,0 +1,62 @@
+"""The driver: take a due key, reconcile it, put it back. The same in production and on virtual time."""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Protocol
+
+from cavvy.control.clock import Clock
+from cavvy.control.worklist import Worklist
+
+_FIRST_PAUSE = timedelta(seconds=1)  # after a key's first failure; doubles with each in a row
+_LONGEST_PAUSE = timedelta(minutes=2)
+_log = logging.getLogger(__name__)
+
+
+class Reconciler(Protocol):
+    """Brings one key a step closer to what is wanted."""
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        """Return when to look again; None if only a hint is a reason to."""
+
+
+class Driver:
+    """Runs one reconciler over a worklist: `width` keys at a time, one pass per key at a time.
+
+    Passes take turns with everything else on the event loop, and `width` bounds how many passes can stand between
+    a request and its answer. A pass that raises is logged and tried again later and later; the others go on.
+    """
+
+    def __init__(self, reconciler: Reconciler, worklist: Worklist, clock: Clock, *, width: int = 16) -> None:
+        self._reconciler = reconciler
+        self._worklist = worklist
+        self._clock = clock
+        self._slots = asyncio.Semaphore(width)
+        self._failures: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._slots.acquire()
+                while (key := self._worklist.take()) is None:
+                    await self._worklist.wait()
+                group.create_task(self._pass(key))
+                await self._clock.rest()
+
+    async def _pass(self, key: str) -> None:
+        again: timedelta | None = None
+        try:
+            again = await self._reconciler.reconcile(key)
+            self._failures.pop(key, None)
+        except Exception as error:  # noqa: BLE001 - the loop outlives whatever one key meets
+            again = self._pause(key)
+            _log.error("pass failed", exc_info=error, extra={"key": key, "again_s": again.total_seconds()})
+        finally:
+            self._slots.release()
+            self._worklist.finish(key, again)
+
+    def _pause(self, key: str) -> timedelta:
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        return min(_LONGEST_PAUSE, _FIRST_PAUSE * (1 << min(failures, 10)))

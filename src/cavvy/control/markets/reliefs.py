@@ -1,0 +1,341 @@
+"""A second gang for a job whose own gang works still, or does not come up: started beside it, and given the job once
+the first can do no more work. Claims guard it: a gang that is not the job's own is granted ranks and no work, and the
+job changes hands in one write that every claim of the old gang still open would make stale.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from cavvy.control.clock import Clock
+from cavvy.control.jobs import Requeue, cap_of, gives_back
+from cavvy.control.markets.guide import Guide, is_steered
+from cavvy.control.markets.troubles import find_trouble, rest_after
+from cavvy.control.places import Places
+from cavvy.control.scene import Scene
+from cavvy.control.starts import make_attempt
+from cavvy.domain.jobs import COMING, GOING, Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Outcome
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.planner.courses import Advice
+from cavvy.planner.spot.view import Mode
+
+_REVIEW = timedelta(seconds=60)  # between two looks at whether a job is where it should be
+_HANDOVER = timedelta(seconds=30)  # for the last checkpoint of the gang that leaves, or the task's grace if longer
+_LONGEST_WAIT = timedelta(minutes=10)  # for a checkpoint to leave at
+_RISKY = timedelta(minutes=30)  # that a job does not go back to a place which said that its gang was at risk
+_CALM = timedelta(minutes=5)  # that a gang stays before a second move on such a word; doubled with each that follows
+_LONGEST_CALM = timedelta(hours=6)
+_ADVISED = "advice"  # moves on such a word, in Job.retries
+_START = timedelta(minutes=10)  # that two gangs may have to be paid for at once
+_SOON = timedelta(seconds=1)
+_NEVER = timedelta.max
+_MOVED_ENOUGH = "the place says that this gang is at risk, and the job moved on such a word before: it may again after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What starting a gang needs from around."""
+
+    guide: Guide
+    places: Places
+    gang_of: Callable[[str], str]
+
+
+class Reliefs:
+    """Steps of one job that concern gangs beside its own; each changes the scene, and says when to look again."""
+
+    def __init__(self, clock: Clock, beside: Beside) -> None:
+        self._clock = clock
+        self._out = beside
+        self._reviewed: dict[str, datetime] = {}
+
+    async def step(self, scene: Scene) -> timedelta | None:
+        """What there is to do now, before the job's own next step; None once something was done."""
+        now, job, own = self._clock.now(), scene.job, scene.latest
+        if self._drop(scene, now):
+            return None
+        if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or job.stop_reason is not None or own is None:
+            for key in (job.id, *(attempt.id for attempt in scene.attempts.values())):
+                self._reviewed.pop(key, None)
+            return _NEVER
+        if own.phase in GOING or own.offer.shared:
+            return _NEVER
+        if scene.reliefs:
+            return self._watch(scene, own, now)
+        if own.drill_until is not None and gives_back(job):
+            return _NEVER
+        if (until := _taken_at(scene, own)) is not None and until > now and own.phase is AttemptPhase.RUNNING:
+            return await self._succeed(scene, own, now)
+        if not _is_at_risk(scene, own):
+            return await self._review(scene, own, now, scene.nodes.get(own.id, ()))
+        if (until := _calm_until(scene, own)) <= now:
+            return await self._leave_ahead(scene, own, now)
+        self._stay(scene, own, f"{_MOVED_ENOUGH} {until:%Y-%m-%d %H:%M:%S} UTC", now)
+        calm = [replace(node, risk_at=None) for node in scene.nodes[own.id]]
+        after = await self._review(scene, own, now, calm)
+        return None if after is None else min(after, until - now)
+
+    def take_over(self, scene: Scene, again: Requeue, now: datetime) -> timedelta | None:
+        """The job's own gang is lost: give the job to one beside it, once the old one surely works no more."""
+        own = scene.latest
+        assert own is not None
+        if not _is_quiet(own, scene.nodes.get(own.id, ())):
+            return _SOON
+        ready = [relief for relief in scene.reliefs if _is_ready(scene, relief)]
+        self._swap(scene, (ready or scene.reliefs)[0], again.reason.removesuffix("; tried again"), now, again.kind)
+        return None
+
+    # Reliefs that are there
+
+    def _drop(self, scene: Scene, now: datetime) -> bool:
+        """Forget those that came to nothing."""
+        job = scene.job
+        lost = [scene.attempts[n] for n in job.reliefs if n in scene.attempts and scene.attempts[n].phase in GOING]
+        if not lost:
+            return False
+        left = tuple(number for number in job.reliefs if number not in {attempt.number for attempt in lost})
+        avoid = {key: until for key, until in job.avoid.items() if until > now}
+        for attempt in lost:
+            trouble = find_trouble(attempt)
+            if attempt.outcome is not Outcome.STOPPED and (rest := rest_after(trouble, attempt, 0)):
+                avoid[attempt.offer.key] = max(now + rest, avoid.get(attempt.offer.key, now))
+            scene.tell(now, "relief", f"attempt {attempt.number} came to nothing ({trouble}): {attempt.reason}")
+        scene.put_job(replace(job, reliefs=left, avoid=avoid))
+        return True
+
+    def _watch(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
+        """Give the job to a relief that is ready, or ask the gang that works to leave at a checkpoint."""
+        if _taken_at(scene, own) is None and self._end_race(scene, own, now):
+            return None
+        ready = next((relief for relief in scene.reliefs if _is_ready(scene, relief)), None)
+        if ready is None:
+            return _NEVER
+        if not _has_work(scene, own):
+            self._swap(scene, ready, f"it was ready before attempt {own.number}", now)
+            return None
+        if _taken_at(scene, own) is not None:
+            return _NEVER
+        wait = _until_boundary(scene, own, ready, now)
+        if wait > timedelta(0):
+            return wait
+        notice = max(_HANDOVER, scene.job.task.grace)
+        scene.put_attempt(replace(own, drill_until=now + notice, moved=True))
+        scene.tell(
+            now, "handover", f"leaves for attempt {ready.number} on {ready.offer.key}, which is ready", own.number
+        )
+        return None
+
+    def _end_race(self, scene: Scene, own: Attempt, now: datetime) -> bool:
+        """The job's gang has its work: those that were started when it was still coming are given back."""
+        if own.running_at is None:
+            return False
+        late = [relief for relief in scene.reliefs if relief.created_at < own.running_at]
+        if not late:
+            return False
+        numbers = {relief.number for relief in late}
+        scene.put_job(replace(scene.job, reliefs=tuple(n for n in scene.job.reliefs if n not in numbers)))
+        for relief in late:
+            scene.tell(now, "relief", f"attempt {relief.number} is given back: attempt {own.number} was first")
+        return True
+
+    def _swap(self, scene: Scene, relief: Attempt, why: str, now: datetime, kind: str | None = None) -> None:
+        """The relief is the job's gang from now on. A rank of the old gang that is being claimed now is not granted."""
+        job, own = scene.job, scene.latest
+        assert own is not None
+        if own.phase not in GOING:
+            for node in scene.nodes[own.id]:
+                scene.put_node(node)
+        later = tuple(number for number in job.reliefs if number > relief.number)
+        retries = {**job.retries, kind: job.retries.get(kind, 0) + 1} if kind else job.retries
+        text = f"attempt {relief.number} on {relief.offer.key} takes over: {why}"
+        changed = replace(job, attempt=relief.number, reliefs=later, retries=retries, reason=text)
+        if job.phase is JobPhase.RUNNING:
+            changed = replace(changed, phase=JobPhase.STARTING, since=now)
+        scene.put_job(changed)
+        scene.tell(now, "takeover", text)
+
+    # Starting one
+
+    async def _succeed(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
+        """The place takes the gang back soon: have the next one started while this one shuts down."""
+        job = scene.job
+        if not _may_be_preempted(job):
+            return _NEVER
+        if not self._due(own.id, now):
+            return _REVIEW
+        advice = await self._out.guide.successor(job, list(scene.attempts.values()), own)
+        if not advice.offers:
+            return _REVIEW
+        return self._start(scene, advice, now, "the gang before it is being taken away")
+
+    async def _leave_ahead(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
+        """The place says that it may take the gang back: leave before it does, where that costs little."""
+        job = scene.job
+        if not self._due(own.id, now):
+            return max(_SOON, self._reviewed[own.id] - now)
+        advice = await self._out.guide.ahead(job, list(scene.attempts.values()), own, scene.nodes.get(own.id, ()))
+        if advice is None:
+            return _REVIEW
+        if advice.offers and not advice.stay:
+            after = self._start(scene, advice, now, advice.reason)
+            if after is None:
+                avoid = {**job.avoid, own.offer.key: max(now + _RISKY, job.avoid.get(own.offer.key, now))}
+                moves = {**job.retries, _ADVISED: job.retries.get(_ADVISED, 0) + 1}
+                scene.put_job(replace(scene.job, avoid=avoid, retries=moves))
+            return after
+        if is_steered(job):
+            self._note(scene, advice, own.offer, now)
+        self._stay(scene, own, advice.reason, now)
+        return _REVIEW
+
+    def _stay(self, scene: Scene, own: Attempt, why: str, now: datetime) -> None:
+        """Say once why a gang at risk is not left."""
+        if own.reason != why:
+            scene.put_attempt(replace(own, reason=why))
+            scene.tell(now, "stays", f"stays on {own.offer.key}: {why}", own.number)
+
+    async def _review(self, scene: Scene, own: Attempt, now: datetime, nodes: Sequence[Node]) -> timedelta | None:
+        """Whether the gang is where it should be."""
+        job = scene.job
+        if not is_steered(job) or own.phase is AttemptPhase.LAUNCHING:
+            return _NEVER
+        if not self._due(job.id, now):
+            return max(_SOON, self._reviewed[job.id] - now)
+        advice = await self._out.guide.review(job, list(scene.attempts.values()), nodes)
+        if advice is None:
+            return _REVIEW
+        if advice.mode is Mode.IDLE and self._leaves_to_wait(scene, own, advice, now):
+            return None
+        if advice.stay or not advice.offers:
+            again = _REVIEW if advice.again_at is None else min(_REVIEW, max(_SOON, advice.again_at - now))
+            self._reviewed[job.id] = now + again
+            self._note(scene, advice, own.offer, now)
+            return again
+        return self._start(scene, advice, now, advice.reason)
+
+    def _leaves_to_wait(self, scene: Scene, own: Attempt, advice: Advice, now: datetime) -> bool:
+        """The slack is enough to wait for spot: a gang on demand that has just saved is given back."""
+        saved = own.checkpoint_at
+        if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
+            return False
+        if not _may_move(scene.job) or not _may_be_preempted(scene.job):
+            return False
+        if saved is None or now - saved > _REVIEW:
+            return False
+        self._note(scene, advice, None, now)
+        scene.put_attempt(replace(own, drill_until=now + max(_HANDOVER, scene.job.task.grace), moved=True))
+        scene.tell(now, "waits", f"gives {own.offer.key} back: {advice.reason}", own.number)
+        return True
+
+    def _due(self, key: str, now: datetime) -> bool:
+        """Whether it is time to ask again about this job, or about this gang's successor."""
+        at = self._reviewed.get(key)
+        if at is not None and at > now:
+            return False
+        self._reviewed[key] = now + _REVIEW
+        return True
+
+    def _start(self, scene: Scene, advice: Advice, now: datetime, why: str) -> timedelta | None:
+        job, own = scene.job, scene.latest
+        works = own is not None and own.phase is AttemptPhase.RUNNING
+        offers = [each for each in advice.offers if _has_room(each, job)]
+        if works and own is not None and own.offer.purchase is not Purchase.SPOT and not _may_be_preempted(job):
+            offers = [each for each in offers if each.purchase is not Purchase.SPOT]  # the next preemption is the end
+        if not offers or not _pays(scene, offers[0]) or (works and not _may_move(job)):
+            return _REVIEW
+        offer = offers[0]
+        attempt, nodes = make_attempt(job, offer, self._out.gang_of, now, "placed beside the job's gang")
+        if is_steered(job):
+            self._note(scene, advice, offer, now)
+        scene.put_job(replace(scene.job, reliefs=(*job.reliefs, attempt.number), numbered=attempt.number))
+        scene.add_attempt(attempt, nodes)
+        scene.tell(now, "relief", f"a second gang starts on {offer.key}: {why}", attempt.number)
+        self._out.places.expire()
+        return None
+
+    def _note(self, scene: Scene, advice: Advice, offer: Offer | None, now: datetime) -> None:
+        """Remember the decision where it is another than the last."""
+        course, place = scene.job.course, offer.key if offer else None
+        if course is None or (course.mode, course.reason, course.place) != (advice.mode, advice.reason, place):
+            course = Course(at=now, mode=advice.mode, reason=advice.reason, place=place)
+            scene.put_job(replace(scene.job, course=course))
+
+
+def _has_room(offer: Offer, job: Job) -> bool:
+    return not offer.shared and (offer.capacity is None or offer.capacity >= job.task.nodes)
+
+
+def _pays(scene: Scene, offer: Offer) -> bool:
+    """Whether the budget can bear two gangs for as long as a start may take."""
+    cap = cap_of(scene.job)
+    if cap is None:
+        return True
+    both = offer.rate.times(scene.job.task.nodes).over(_START + offer.minimum_charge)
+    return scene.spent is not None and cap.micros - scene.spent.micros > 2 * both.micros
+
+
+def _may_be_preempted(job: Job) -> bool:
+    """Whether the job goes on after one more preemption."""
+    allowed = job.task.retry.preemption
+    return allowed is None or job.retries.get("preemption", 0) < allowed
+
+
+def _may_move(job: Job) -> bool:
+    """Whether a gang that works may be left. That is no preemption, but work which bears none is not begun again."""
+    return job.task.retry.preemption != 0
+
+
+def _is_at_risk(scene: Scene, own: Attempt) -> bool:
+    """Whether the place said that it may soon take this spot gang back."""
+    works = own.phase is AttemptPhase.RUNNING and own.offer.purchase is Purchase.SPOT
+    return works and any(node.risk_at for node in scene.nodes.get(own.id, ()))
+
+
+def _calm_until(scene: Scene, own: Attempt) -> datetime:
+    """Until when the word that a gang is at risk moves it no more: later after each gang started on such a word.
+
+    Counted from when the gang's work began or, where a gang was started beside it since, from that.
+    """
+    job = scene.job
+    last = scene.attempts.get(job.last_number, own)
+    since = max(own.running_at or own.created_at, last.created_at)
+    moves = job.retries.get(_ADVISED, 0)
+    return since + (min(_LONGEST_CALM, _CALM * (1 << min(moves - 1, 16))) if moves else timedelta(0))
+
+
+def _is_ready(scene: Scene, attempt: Attempt) -> bool:
+    nodes = scene.nodes.get(attempt.id, ())
+    return attempt.phase is AttemptPhase.BOOTING and len(nodes) > 0 and all(node.claim for node in nodes)
+
+
+def _has_work(scene: Scene, own: Attempt) -> bool:
+    """Whether its agents may have been given the work: every rank is claimed."""
+    return all(node.claim for node in scene.nodes.get(own.id, ()))
+
+
+def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
+    """Whether nothing of this gang can work any more."""
+    if own.phase is AttemptPhase.ENDED:
+        return True
+    claimed = [node for node in nodes if node.claim]
+    return all(node.phase is NodePhase.EXITED for node in claimed) or len(claimed) < len(nodes)
+
+
+def _taken_at(scene: Scene, own: Attempt) -> datetime | None:
+    times = [node.notice_until for node in scene.nodes.get(own.id, ()) if node.notice_until]
+    return min([*times, own.drill_until] if own.drill_until else times, default=None)
+
+
+def _until_boundary(scene: Scene, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
+    """Until the gang that works has saved something since the other was ready, but not for ever."""
+    checkpoint = scene.job.task.checkpoint
+    if checkpoint is None or own.phase in COMING:
+        return timedelta(0)
+    every = checkpoint.every or _LONGEST_WAIT
+    saved = own.checkpoint_at or own.running_at
+    if saved is not None and now - saved > 1.5 * every:
+        return timedelta(0)  # there will be none
+    since = max(node.claimed_at or now for node in scene.nodes[ready.id])
+    if own.checkpoint_at is not None and own.checkpoint_at >= since:
+        return timedelta(0)
+    return since + min(_LONGEST_WAIT, every) - now

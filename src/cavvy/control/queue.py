@@ -1,0 +1,314 @@
+"""The queue: takes waiting jobs in order and gives them places. One key; a pass costs what the queue's head costs.
+
+Placing a job writes the attempt, its nodes, what it holds and the job's new phase at once; the job's own reconciler
+launches. A head that is all blocked is read no further, except now and then, for jobs that fit elsewhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.catalog.query import Matches
+from cavvy.control.clock import Clock
+from cavvy.control.jobs import cap_of, deadline_of
+from cavvy.control.markets.guide import Guide, is_steered
+from cavvy.control.places import Places, Snapshot
+from cavvy.control.starts import make_attempt, start_job
+from cavvy.control.warm.gangs import Kept, Soon, WarmGangs
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import Course, Job, JobPhase, attempt_id
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Resources
+from cavvy.planner.courses import Advice
+from cavvy.planner.placements import Situation
+from cavvy.planner.prospects import Prospects, find_prospects, jobs_of, line_up, match, unite
+from cavvy.scheduler.pools import count_left
+from cavvy.scheduler.turns import Capacity, Place, Stay, Turns, Waiting, place_of
+from cavvy.store.base import Changes, Held, NotFound, Stale, Store
+
+_HEAD = 16  # jobs read by a pass
+_DEEP = 1000  # jobs read by the pass that looks behind a blocked head
+_DEEP_EVERY = timedelta(seconds=10)
+_HOSTS = "hosts"  # the plant's key: what shared hosts have is written down again
+_SOON = timedelta(milliseconds=200)  # until a kept gang that was not ready is asked for again
+_LOOK_AGAIN = timedelta(seconds=5)  # while jobs wait: capacity may have come back without a sign
+_EXPLAINED = 4  # of the jobs that stay, how many are told why in one pass
+_BUSY_PAUSE = timedelta(milliseconds=250)  # of the passes that new jobs cause while nothing is free
+_BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
+
+
+class QueueReconciler:
+    """Places jobs. `gang_of` names an attempt's gang; `hint` puts a job's key on the worklist."""
+
+    def __init__(
+        self,
+        store: Store,
+        places: Places,
+        clock: Clock,
+        *,
+        guide: Guide,
+        warm: WarmGangs,
+        gang_of: Callable[[str], str],
+        hint: Callable[[str], None],
+        notify: Callable[[str, str], None],
+    ) -> None:
+        self._store = store
+        self._places = places
+        self._clock = clock
+        self._guide = guide
+        self._warm = warm
+        self._gang_of = gang_of
+        self._hint = hint
+        self._notify = notify
+        self._deep_at: datetime | None = None
+        self._blocked = False
+        self._behind: set[str] = set()  # the places that the last pass found jobs waiting for
+        self._matches: dict[Resources, Matches] = {}
+        self._snapshot: Snapshot | None = None
+        self._arrivals: list[datetime] = []
+        self._burst_since: datetime | None = None
+
+    def delay_of_arrival(self) -> timedelta:
+        """How long a new job's first look may wait; called for each.
+
+        While nothing is free it cannot start anyway. In a burst of submissions the answers go first, for a second.
+        """
+        now = self._clock.now()
+        self._arrivals = [at for at in self._arrivals[-_BURST:] if now - at < _BURST_SPAN]
+        self._arrivals.append(now)
+        if self._blocked:
+            return _BUSY_PAUSE
+        if len(self._arrivals) < _BURST:
+            self._burst_since = None
+            return timedelta(0)
+        self._burst_since = self._burst_since or now
+        return max(timedelta(0), min(_BURST_SPAN, self._burst_since + _BURST_PAUSE - now))
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        now = self._clock.now()
+        deep = self._look_deep(now)
+        limit = _DEEP if deep else _HEAD
+        head = await self._store.waiting(now, limit)
+        if not head:
+            self._blocked = False
+            return await self._until_next(now, None)
+        try:
+            return await self._place_all(head, len(head) == limit, now)
+        except Stale:
+            return timedelta(milliseconds=10)
+        except (Held, NotFound):  # the books of a host changed under the plan, or it is new to them
+            self._hint(_HOSTS)
+            return timedelta(seconds=1)
+
+    def _look_deep(self, now: datetime) -> bool:
+        """Whether jobs behind a blocked head may fit at places that the head does not wait for."""
+        if not self._blocked or self._snapshot is None:
+            return False
+        if self._deep_at is not None and now - self._deep_at < _DEEP_EVERY:
+            return False
+        if all(place_of(offer) in self._behind for offer in self._snapshot.market.offers):
+            return False  # nobody could be placed anyway
+        self._deep_at = now
+        return True
+
+    async def _place_all(self, head: Sequence[Job], more: bool, now: datetime) -> timedelta | None:
+        snapshot = await self._market()
+        turns = Turns(await self._capacity(snapshot))
+        stays: list[Stay] = []
+        courses: dict[str, Course | None] = {}
+        again: list[datetime] = []
+        changed = 0
+        for job in head:
+            match await self._take_warm(job, turns, snapshot, now):
+                case Kept():
+                    changed += 1
+                    continue
+                case Soon(attempt=soon):
+                    stays.append(Stay(job=job, reason=f"takes over {soon.offer.key} in a moment", behind=()))
+                    courses[job.id] = None
+                    again.append(now + _SOON)
+                    continue
+            found = [(each, await self._prospects(each, snapshot, now)) for each in jobs_of(job)]
+            prospects = unite([each for _, each in found])
+            decision = await self._decide(job, found, prospects, turns, now)
+            match decision:
+                case Place():
+                    chosen = next(each for wish, each in found if wish is decision.job)
+                    await self._place(decision, chosen, snapshot, now)
+                    changed += 1
+                case Stay():
+                    stays.append(decision)
+                    courses[job.id] = prospects.course
+                    again += [prospects.again_at] if prospects.again_at else []
+                case None:
+                    await self._give_up(job, prospects.reason, now)
+                    changed += 1
+            if len(stays) >= _EXPLAINED and self._all_blocked(turns, snapshot):
+                more = False
+                break
+            await self._clock.rest()
+        await self._explain(stays, courses, now)
+        self._blocked = len(stays) > 0
+        self._behind = turns.blocked
+        if more and changed:
+            return timedelta(0)
+        return await self._until_next(now, min(again, default=None) if stays else None, waiting=bool(stays))
+
+    async def _take_warm(self, job: Job, turns: Turns, snapshot: Snapshot, now: datetime) -> Kept | Soon | None:
+        """Gives the job a gang that its project kept, if one fits; one that the policy steers goes where that says.
+
+        Of wishes in order, one that can be had now goes before a gang that was kept and fits only a later one.
+        """
+        if is_steered(job) or not await self._warm.any_for(job):
+            return None
+        soon: Soon | None = None
+        for each in jobs_of(job):
+            match await self._warm.find(each, await self._allows(each, snapshot, now)):
+                case Kept() as kept:
+                    await self._warm.hand_over(kept, each, self._clock.now())
+                    self._hint(job.id)
+                    return kept
+                case Soon() as found:
+                    soon = soon or found
+            if job.task.resources.ordered and (soon or await self._can_start(each, turns, snapshot, now)):
+                break
+        return soon
+
+    async def _can_start(self, wish: Job, turns: Turns, snapshot: Snapshot, now: datetime) -> bool:
+        prospects = await self._prospects(wish, snapshot, now)
+        return turns.can_start(self._waiting(wish, prospects.offers, now))
+
+    async def _allows(self, job: Job, snapshot: Snapshot, now: datetime) -> Callable[[Offer], bool]:
+        """Whether the job may run on an offer, were it free."""
+        situation = await self._situation(job, now)
+
+        def allows(offer: Offer) -> bool:
+            market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
+            objections = self._places.objections
+            found = find_prospects(job, market, match(job, market), objections, situation=situation, now=now)
+            return len(found.offers) > 0
+
+        return allows
+
+    async def _decide(
+        self, job: Job, found: Sequence[tuple[Job, Prospects]], prospects: Prospects, turns: Turns, now: datetime
+    ) -> Place | Stay | None:
+        """The job's turn; None if it has none and never will."""
+        if not prospects.offers:
+            return None if prospects.hopeless else Stay(job=job, reason=prospects.reason, behind=())
+        lines = line_up(found, await self._guide.book.resting())
+        first, *others = [self._waiting(each, offers, now) for each, offers in lines]
+        return turns.decide(first, *others)
+
+    def _waiting(self, wish: Job, offers: tuple[Offer, ...], now: datetime) -> Waiting:
+        gang = self._gang_of(attempt_id(wish.id, wish.last_number + 1))
+        avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
+        return Waiting(job=wish, gang=gang, offers=offers, avoid=avoid)
+
+    def _all_blocked(self, turns: Turns, snapshot: Snapshot) -> bool:
+        return all(place_of(offer) in turns.blocked for offer in snapshot.market.offers)
+
+    async def _until_next(self, now: datetime, again_at: datetime | None, *, waiting: bool = False) -> timedelta | None:
+        times = [at - now for at in (again_at, await self._store.next_waiting(now)) if at is not None]
+        times += [self._places.next_news(_LOOK_AGAIN)] if waiting else []
+        return max(timedelta(0), min(times)) if times else None
+
+    async def _market(self) -> Snapshot:
+        snapshot = await self._places.market()
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            self._matches = {}
+        return snapshot
+
+    async def _prospects(self, job: Job, snapshot: Snapshot, now: datetime) -> Prospects:
+        if is_steered(job):
+            advice = await self._guide.place(job, snapshot)
+            if advice is not None:
+                course = Course(at=now, mode=advice.mode, reason=advice.reason)
+                return Prospects(offers=advice.offers, reason=_wait(advice), again_at=advice.again_at, course=course)
+        need = job.task.resources
+        matches = self._matches.get(need)
+        if matches is None:
+            matches = self._matches[need] = match(job, snapshot.market)
+        situation = await self._situation(job, now)
+        return find_prospects(job, snapshot.market, matches, self._places.objections, situation=situation, now=now)
+
+    async def _situation(self, job: Job, now: datetime) -> Situation:
+        """What it did and used so far is asked for only where it had an attempt and has limits."""
+        limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
+        limited = any(limit is not None for limit in limits)
+        attempts = await self._store.attempts(job.id) if job.attempt and limited else ()
+        return await self._guide.situation(job, attempts, now)
+
+    async def _capacity(self, snapshot: Snapshot) -> Capacity:
+        hosts = snapshot.market.hosts
+        return Capacity(hosts=hosts, holds=await self._store.holds() if hosts else (), used=snapshot.used)
+
+    async def _place(self, place: Place, prospects: Prospects, snapshot: Snapshot, now: datetime) -> None:
+        """Write the intent; everything that follows can be found again from it."""
+        job, course = place.job, prospects.course
+        attempt, nodes = make_attempt(job, place.offer, self._gang_of, now, "placed")
+        reason = f"starts on {place.offer.key}"
+        if course is not None:
+            course = replace(course, at=now, place=place.offer.key)
+            reason = f"{reason}: {course.reason}"
+        started = replace(start_job(job, attempt, reason, now), course=course or job.course)
+        events = [_event(started, now, "placed", reason)]
+        attempts = [attempt]
+        for offer in _rivals(job, place.offer, prospects.offers, snapshot):
+            rival, more = make_attempt(started, offer, self._gang_of, now, "placed beside the job's gang")
+            attempts.append(rival)
+            nodes += more
+            started = replace(started, numbered=rival.number, reliefs=(*started.reliefs, rival.number))
+            text = f"attempt {rival.number} starts on {offer.key} at the same time: the first to be ready gets the work"
+            events.append(_event(started, now, "relief", text))
+        await self._store.commit(
+            Changes(
+                jobs=[started],
+                attempts=attempts,
+                nodes=nodes,
+                holds=place.holds,
+                events=events,
+            )
+        )
+        for each in attempts:
+            self._places.place(each.gang, each.offer, job.task.nodes)
+        self._hint(job.id)
+
+    async def _give_up(self, job: Job, reason: str, now: datetime) -> None:
+        failed = replace(job, phase=JobPhase.FAILED, since=now, ended_at=now, reason=reason)
+        await self._store.commit(Changes(jobs=[failed], events=[_event(failed, now, "failed", reason)]))
+        self._hint(job.id)
+        if job.task.webhooks:
+            self._notify(job.id, "failure")
+
+    async def _explain(self, stays: Sequence[Stay], courses: Mapping[str, Course | None], now: datetime) -> None:
+        """Say why on the first jobs that stay, where it is news; a decision of the policy is an event too."""
+        told = [stay for stay in stays[:_EXPLAINED] if stay.reason != stay.job.reason]
+        news = [replace(stay.job, reason=stay.reason, course=courses[stay.job.id] or stay.job.course) for stay in told]
+        decided = [(job, course) for job in news if (course := courses[job.id]) is not None]
+        events = [_event(job, now, "waits", course.reason) for job, course in decided]
+        if news:
+            await self._store.commit(Changes(jobs=news, events=events))
+
+
+def _rivals(job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: Snapshot) -> Sequence[Offer]:
+    """Where else a job that asks for several places at once is started; shared hosts are given to one job only."""
+    if job.task.retry.parallel < 2 or chosen.shared:
+        return ()
+    others = [
+        offer
+        for offer in offers
+        if offer.key != chosen.key
+        and not offer.shared
+        and ((left := count_left(offer, snapshot.used)) is None or left >= job.task.nodes)
+    ]
+    return others[: job.task.retry.parallel - 1]
+
+
+def _wait(advice: Advice) -> str:
+    return advice.reason if advice.offers else f"waits: {advice.reason}"
+
+
+def _event(job: Job, now: datetime, kind: str, text: str) -> Event:
+    return Event(project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text)

@@ -1,0 +1,150 @@
+"""Tells users' own services that a job ended, failed or ran into its budget; tried again for three quarters of an hour.
+
+A delivery is a key on the worklist; that it was made or given up is an event of the job. Deliveries that a restart
+interrupts are found again from the jobs that ended lately. Receivers may hear a thing twice, never of a secret.
+"""
+
+import asyncio
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+
+from cavvy.control.clock import Clock
+from cavvy.control.jobs import ran_into_budget
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
+from cavvy.domain.tasks import Webhook
+from cavvy.store.base import Changes, NotFound, Store
+
+_PREFIX = "webhook:"
+_TRIES = 10
+_FIRST_PAUSE = timedelta(seconds=5)  # doubles: 5 s, 10 s, ... 21 min; 43 min in all
+_TIMEOUT_S = 10
+_MOST_SAID = 200  # characters of a problem: a receiver that speaks no HTTP is quoted
+_LATELY = timedelta(hours=2)
+
+Post = Callable[[str, bytes], Awaitable[str]]  # url, JSON -> "" or what went wrong
+
+
+def webhook_key(job_id: str, what: str) -> str:
+    """The worklist's key for telling about `what` (finish, failure, budget)."""
+    return f"{_PREFIX}{job_id}:{what}"
+
+
+def is_webhook_key(key: str) -> bool:
+    return key.startswith(_PREFIX)
+
+
+class Webhooks:
+    """Reconciles webhook keys."""
+
+    def __init__(self, store: Store, clock: Clock, post: Post | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._post = post or post_json
+        self._tries: dict[str, int] = {}
+        self._told: dict[str, set[str]] = {}  # key -> urls that have heard
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        _, job_id, what = key.split(":", 2)
+        try:
+            job = await self._store.job(job_id)
+        except NotFound:
+            return None
+        told = self._told.setdefault(key, set())
+        problems = []
+        for hook in job.task.webhooks:
+            if what not in hook.on or hook.url in told:
+                continue
+            problem = await self._post(hook.url, _payload(job, what))
+            if problem:
+                problems.append((hook, problem))
+            else:
+                told.add(hook.url)
+                await self._tell(job, hook, what, "was told")
+        tries = self._tries[key] = self._tries.get(key, 0) + 1
+        if problems and tries < _TRIES:
+            return _FIRST_PAUSE * (1 << (tries - 1))
+        for hook, problem in problems:
+            await self._tell(job, hook, what, f"could not be told in {tries} tries: {problem}")
+        del self._tries[key], self._told[key]
+        return None
+
+    async def unfinished(self) -> list[str]:
+        """Keys of deliveries that a restart may have interrupted."""
+        page = await self._store.list_jobs(None, phases=JOB_ENDS | {JobPhase.STOPPING}, limit=100)
+        keys = []
+        for summary in page.jobs:
+            if summary.ended_at is not None and self._clock.now() - summary.ended_at > _LATELY:
+                continue
+            job = await self._store.job(summary.id)
+            for what in _news(job):
+                if any(what in hook.on for hook in job.task.webhooks) and not await self._was_told(job, what):
+                    keys.append(webhook_key(job.id, what))
+        return keys
+
+    async def _was_told(self, job: Job, what: str) -> bool:
+        events = await self._store.events(job.id)
+        heard = [event for event in events if event.kind == "webhook" and event.text.startswith(f"{what}: ")]
+        wanted = sum(what in hook.on for hook in job.task.webhooks)
+        return len(heard) >= wanted
+
+    async def _tell(self, job: Job, hook: Webhook, what: str, text: str) -> None:
+        host = urllib.parse.urlsplit(hook.url).hostname or "the receiver"  # the rest of a URL may be a secret
+        event = Event(
+            project=job.project,
+            job_id=job.id,
+            attempt=job.attempt,
+            at=self._clock.now(),
+            kind="webhook",
+            text=f"{what}: {host} {text}",
+        )
+        await self._store.commit(Changes(events=[event]))
+
+
+def _news(job: Job) -> Sequence[str]:
+    """What there was to tell of a job so far."""
+    news = ["budget"] if ran_into_budget(job) else []
+    if job.phase in JOB_ENDS:
+        news.append("failure" if job.phase is JobPhase.FAILED else "finish")
+    return news
+
+
+async def post_json(url: str, body: bytes) -> str:
+    """POST JSON; "" if the answer was a success, else what went wrong."""
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        return "not an http or https address"
+    return await asyncio.to_thread(_post, url, body)
+
+
+def _post(url: str, body: bytes) -> str:
+    headers = {"Content-Type": "application/json", "User-Agent": "cavvy"}
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+            return ""
+    except http.client.InvalidURL:
+        return "no address that can be called"  # the error repeats the part that is wrong, which may be a secret
+    except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
+        return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
+
+
+def _payload(job: Job, what: str) -> bytes:
+    return json.dumps(
+        {
+            "event": what,
+            "job": job.name,
+            "job_id": job.id,
+            "project": job.project,
+            "phase": job.phase,
+            "reason": job.reason,
+            "exit_code": job.exit_code,
+            "attempts": job.attempt,
+            "submitted_at": job.submitted_at.isoformat(),
+            "ended_at": job.ended_at.isoformat() if job.ended_at else None,
+        }
+    ).encode()

@@ -1,0 +1,100 @@
+"""What a node's life costs, stretch by stretch: every microsecond once, at the price that held then.
+
+Called by `control` each time it looks at a gang; the store replaces rows by (attempt, rank, kind, since).
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.units import HourlyRate, Money
+
+Rates = Sequence[tuple[datetime, HourlyRate]]
+_NOTHING = timedelta(0)
+
+
+def bill(
+    *,
+    attempt: Attempt,
+    rank: int,
+    started: datetime,
+    until: datetime,
+    rates: Rates = (),
+    minimum: timedelta | None = None,
+    final: bool,
+) -> list[Charge]:
+    """Charge the node `rank` for its life so far, [`started`, `until`).
+
+    `rates` are prices of one node and since when each holds, as `GangSeen.rates`; the first also holds before its
+    time, and () is the offer's rate throughout. `minimum` is what is billed even if the node lives shorter (None: the
+    offer's). With `final` the life has ended at `until` and the minimum is topped up, once, as its own charge.
+
+    Stretches are contiguous and half-open, split where the price changes, each rounded once. As `until` grows and
+    `rates` gain entries that begin after the last stretch did, only that stretch is replaced and others follow.
+    """
+    prices = _prices(rates or ((started, attempt.offer.rate),), started)
+    charges = [_charge(attempt, rank, since, end, rate) for since, end, rate in _stretches(prices, until)]
+    floor = started + (attempt.offer.minimum_charge if minimum is None else minimum)
+    ended = max(started, until)
+    if final and floor > ended:
+        charges.append(_charge(attempt, rank, ended, floor, _rate_at(prices, ended), ChargeKind.MINIMUM))
+    return charges
+
+
+def total(charges: Iterable[Charge]) -> Money:
+    """The sum of all charges."""
+    return Money(sum(charge.amount.micros for charge in charges))
+
+
+def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
+    """The prices from `started` on, in order of time; of two that begin at once the later entry counts.
+
+    An entry that repeats the price before it is no change: a provider may report its price at every look.
+    """
+    ordered = sorted(rates, key=lambda entry: entry[0])
+    first = [rate for since, rate in ordered if since <= started]
+    prices = [(started, first[-1] if first else ordered[0][1])]
+    for since, rate in ordered:
+        if since <= started:
+            continue
+        if since == prices[-1][0]:
+            prices[-1] = (since, rate)
+        elif rate != prices[-1][1]:
+            prices.append((since, rate))
+    return prices
+
+
+def _stretches(
+    prices: Sequence[tuple[datetime, HourlyRate]], until: datetime
+) -> Iterable[tuple[datetime, datetime, HourlyRate]]:
+    begun = [(since, rate) for since, rate in prices if since < until]
+    for (since, rate), (end, _) in pairwise([*begun, (until, HourlyRate())]):
+        yield since, end, rate
+
+
+def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
+    """The price that held when the node ended; a change at that very moment never applied to it."""
+    return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
+
+
+def _charge(
+    attempt: Attempt,
+    rank: int,
+    since: datetime,
+    until: datetime,
+    rate: HourlyRate,
+    kind: ChargeKind = ChargeKind.NODE,
+) -> Charge:
+    return Charge(
+        project=attempt.project,
+        job_id=attempt.job_id,
+        attempt_id=attempt.id,
+        rank=rank,
+        kind=kind,
+        since=since,
+        until=until,
+        rate=rate,
+        amount=rate.over(until - since),
+    )

@@ -1,0 +1,45 @@
+"""What a user must know, with its reason; and what was spent."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from cavvy.domain.units import HourlyRate, Money
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of a job's story. `id` is given by the store and grows."""
+
+    id: int = 0
+    project: str
+    job_id: str
+    attempt: int = 0
+    rank: int | None = None
+    at: datetime
+    kind: str  # e.g. "queued", "placed", "running", "preempted", "checkpoint", "done"
+    text: str
+
+
+class ChargeKind(StrEnum):
+    NODE = "node"  # a stretch of a node's life at one rate
+    KEPT = "kept"  # a stretch in which the node waited for the project's next job
+    MINIMUM = "minimum"  # the rest of the provider's minimum charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """Money spent: the half-open stretch [since, until) of one node's life at one rate.
+
+    Unique by (attempt, rank, kind, since); a growing stretch replaces its own row.
+    """
+
+    project: str
+    job_id: str
+    attempt_id: str
+    rank: int
+    kind: ChargeKind = ChargeKind.NODE
+    since: datetime
+    until: datetime
+    rate: HourlyRate
+    amount: Money

@@ -1,0 +1,52 @@
+"""What can be had: one offer is one machine shape, in one place, under one purchase option, at one price."""
+
+from dataclasses import dataclass
+from datetime import date, timedelta
+from enum import StrEnum
+
+from cavvy.domain.units import HourlyRate
+
+
+class Purchase(StrEnum):
+    """How a machine is paid for."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+    RESERVED = "reserved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One node's worth of capacity at one price.
+
+    `rate` is for the whole node per hour. `accelerator` is a canonical name of the catalog's table or None.
+    `capacity` is how many such nodes can be had now, None where the provider does not say.
+    `pool` names what several offers of a region draw from: a node of one is gone for the others too. "" draws alone.
+    `shared` marks a host whose devices several jobs share; the job then holds only what it asks for.
+    """
+
+    provider: str
+    region: str
+    zone: str | None = None
+    instance_type: str
+    accelerator: str | None = None
+    accelerator_count: int = 0
+    accelerator_memory_mib: int = 0  # of each accelerator
+    vcpus: float = 0
+    memory_mib: int = 0
+    disk_gib: int | None = None
+    network_mbps: int | None = None
+    purchase: Purchase = Purchase.ON_DEMAND
+    rate: HourlyRate
+    minimum_charge: timedelta = timedelta(0)  # billed even if the node lives shorter
+    capacity: int | None = None
+    pool: str = ""
+    shared: bool = False
+    source: str = ""
+    as_of: date | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the offer without its price: provider/region[/zone]/type/accelerators/purchase."""
+        zone = f"/{self.zone}" if self.zone else ""
+        return f"{self.provider}/{self.region}{zone}/{self.instance_type}:{self.accelerator_count}/{self.purchase}"

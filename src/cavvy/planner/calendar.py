@@ -1,0 +1,196 @@
+"""When jobs that repeat start next, and when one that may wait for its window should start. Pure; zones are given.
+
+Local times are those of people: one that a change of clocks leaves out is the first moment after the change, one that
+comes twice is the first of the two; cron lines for every hour run by real time, in the hour that comes twice too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+
+from cavvy.domain.tasks import Window
+from cavvy.domain.units import HourlyRate
+
+_DAY = timedelta(days=1)
+_HOUR = timedelta(hours=1)
+_HORIZON = 366 * 8  # days: 29 February comes within eight years
+HISTORY = timedelta(days=14)  # of prices that say when in the day it is cheap
+_ENOUGH = timedelta(days=3)  # of them, before they are believed
+_WORTH = 0.03  # of the price: waiting for less is not worth it
+
+
+@dataclass(frozen=True, slots=True)
+class CronLine:
+    """Five fields as sets; days as in cron: where both day and weekday are restricted, either will do."""
+
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]  # 0 is Sunday
+    any_day: bool
+    any_weekday: bool
+    any_hour: bool
+
+    def falls_on(self, day: date) -> bool:
+        if day.month not in self.months:
+            return False
+        by_day, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        if self.any_day or self.any_weekday:
+            return by_day and by_weekday
+        return by_day or by_weekday
+
+
+def parse_cron(text: str) -> CronLine:
+    """A line that the task file's check let through: numbers, ranges, lists, steps."""
+    bounds = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+    fields = text.split()
+    sets = [_expand(field, low, high) for field, (low, high) in zip(fields, bounds, strict=True)]
+    return CronLine(
+        minutes=sets[0],
+        hours=sets[1],
+        days=sets[2],
+        months=sets[3],
+        weekdays=frozenset(day % 7 for day in sets[4]),
+        any_day=fields[2].startswith("*"),
+        any_weekday=fields[4].startswith("*"),
+        any_hour=fields[1].startswith("*"),
+    )
+
+
+def _expand(field: str, low: int, high: int) -> frozenset[int]:
+    found: set[int] = set()
+    for piece in field.split(","):
+        spread, _, step = piece.partition("/")
+        first, _, last = spread.partition("-")
+        if spread == "*":
+            start, end = low, high
+        else:
+            start = int(first)
+            end = int(last) if last else high if step else start
+        found.update(range(start, end + 1, int(step or 1)))
+    return frozenset(found)
+
+
+def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
+    """The first time after `after`, in UTC; None where the line names no day that exists."""
+    day = after.astimezone(zone).date() - _DAY  # a day's last times may lie after a change of clocks
+    for _ in range(_HORIZON):
+        if line.falls_on(day):
+            times = [at for at in _times(line, day, zone) if at > after]
+            if times:
+                return min(times)
+        day += _DAY
+    return None
+
+
+def _times(line: CronLine, day: date, zone: tzinfo) -> Iterator[datetime]:
+    for hour in line.hours:
+        for minute in line.minutes:
+            local = datetime.combine(day, time(hour, minute))
+            yield to_utc(local, zone)
+            if line.any_hour and (again := _second(local, zone)) is not None:
+                yield again
+
+
+def to_utc(local: datetime, zone: tzinfo) -> datetime:
+    """A clock's time in UTC: the first of two, and the end of the gap for one that is left out."""
+    first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    if first.astimezone(zone).replace(tzinfo=None) == local:
+        return first
+    low, high = local.replace(tzinfo=zone, fold=1).astimezone(UTC), first  # on both sides of the change
+    before = low.astimezone(zone).utcoffset()
+    while high - low > timedelta(seconds=1):
+        middle = low + (high - low) / 2
+        if middle.astimezone(zone).utcoffset() == before:
+            low = middle
+        else:
+            high = middle
+    return high.replace(microsecond=0)
+
+
+def _second(local: datetime, zone: tzinfo) -> datetime | None:
+    """The second time that a clock shows this, if it does."""
+    first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    second = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
+    shown = second.astimezone(zone).replace(tzinfo=None)
+    return second if second > first and shown == local else None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """From `start` to before `end`, in UTC."""
+
+    start: datetime
+    end: datetime
+
+
+def find_interval(window: Window, zone: tzinfo, now: datetime) -> Interval:
+    """The window that is open now, or the next one; spans that touch are one."""
+    today = now.astimezone(zone).date()
+    found = []
+    for offset in range(-2, 10):
+        day = today + offset * _DAY
+        for span in window.spans:
+            if day.weekday() in span.days:
+                ends = day if span.end_minute > span.start_minute else day + _DAY
+                start, end = _at(day, span.start_minute, zone), _at(ends, span.end_minute, zone)
+                if start < end:
+                    found.append(Interval(start, end))
+    merged: list[Interval] = []
+    for each in sorted(found, key=lambda each: each.start):
+        if merged and each.start <= merged[-1].end:
+            merged[-1] = Interval(merged[-1].start, max(merged[-1].end, each.end))
+        else:
+            merged.append(each)
+    return next(each for each in merged if each.end > now)
+
+
+def _at(day: date, minute: int, zone: tzinfo) -> datetime:
+    return to_utc(datetime.combine(day, time()) + timedelta(minutes=minute), zone)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start now (`at` None), or look again at `at`."""
+
+    at: datetime | None
+    reason: str
+
+
+Prices = Sequence[tuple[datetime, HourlyRate]]  # since when, oldest first
+
+
+def choose_start(window: Interval, now: datetime, prices: Prices) -> Start:
+    """Whether a later hour of the window is likely cheaper than this one.
+
+    `prices` are of the cheapest place, the last one holds now. The expectation for an hour is the mean of the prices
+    that held in that hour of the last days; without enough of them the first moment is as good as any.
+    """
+    if now < window.start:
+        return Start(at=window.start, reason=f"its window opens at {window.start:%Y-%m-%d %H:%M} UTC")
+    if not prices or now - prices[0][0] < _ENOUGH:
+        return Start(at=None, reason="its window is open")
+    current = prices[-1][1].micros_per_hour
+    hour = now.replace(minute=0, second=0, microsecond=0) + _HOUR
+    best, best_at = float(current), now
+    while hour < window.end:
+        expected = _expected(prices, hour, now)
+        if expected is not None and expected < best:
+            best, best_at = expected, hour
+        hour += _HOUR
+    if best_at == now or best > current * (1 - _WORTH):
+        return Start(at=None, reason="its window is open, and it is as cheap now as it is likely to become in it")
+    look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
+    cheaper = f"{100 * (1 - best / current):.0f} % cheaper"
+    return Start(at=look, reason=f"waits: around {best_at:%H:%M} UTC it has been {cheaper} than it is now")
+
+
+def _expected(prices: Prices, hour: datetime, now: datetime) -> float | None:
+    """The mean of the prices that held at this time of day, on the days that are known."""
+    seen = []
+    at = hour - _DAY
+    while at >= prices[0][0] and at >= now - HISTORY:
+        seen.append(next(rate.micros_per_hour for since, rate in reversed(prices) if since <= at))
+        at -= _DAY
+    return sum(seen) / len(seen) if seen else None

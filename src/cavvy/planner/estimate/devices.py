@@ -1,0 +1,74 @@
+"""What an accelerator reaches: its data sheet's peaks (catalog) times the share that has been measured on it."""
+
+import re
+from dataclasses import dataclass
+
+from cavvy.catalog.accelerators import Accelerator, Precision, Vendor, find_accelerator
+
+# The best share of peak that matrix products of any shape were measured to reach in bf16 (MAMF): stas00/ml-engineering,
+# "Maximum Achievable Matmul FLOPS", tables read 2026-11-20 (torch 2.5 to 2.10). H200: "the same as H100".
+ACHIEVED: dict[str, float] = {
+    "A100": 0.869, "H100": 0.803, "H200": 0.803, "GH200": 0.838, "B200": 0.776, "B300": 0.786, "GB200": 0.729,
+    "MI300X": 0.514, "MI325X": 0.604, "MI355X": 0.680, "Gaudi2": 0.969, "Gaudi3": 0.741,
+}  # fmt: skip
+ACHIEVED_ELSEWHERE = {Vendor.NVIDIA: 0.80, Vendor.AMD: 0.55}  # assumed, from their kin above
+ACHIEVED_UNKNOWN = 0.60  # assumed
+
+# Bytes per second between accelerators of a node, one way, where the table names the bus only (half of its two-way
+# rate); PCI-SIG: 16 lanes carry 15.75, 31.5 and 63 GB/s in generations 3, 4 and 5.
+_BUS = {"PCIe 3.0 x16": 15.75e9, "PCIe 4.0 x16": 31.5e9, "PCIe 5.0 x16": 63e9, "PCIe 4.0 x8": 15.75e9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator as the estimate sees it: FLOP/s at peak, the share reached, bytes per second, memory."""
+
+    name: str
+    memory_mib: int
+    half: float  # bf16 or fp16, whichever there is
+    tf32: float  # fp32 where there is none
+    fp32: float
+    fp8: float  # half where there is none
+    achieved: float
+    bandwidth: float
+    link: float  # one way, to the other accelerators of its node
+
+
+def device_of(name: str, memory_mib: int | None = None) -> Device | None:
+    """The device of this name, or None where its data sheet's figures are not known."""
+    known = find_accelerator(name)
+    if known is None:
+        return None
+    row, size = known.accelerator, memory_mib or known.memory_mib
+    if size is None and row.memory:
+        size = row.memory[-1].mib
+    bandwidth = row.bandwidth(size)
+    fp32 = row.peak.get(Precision.FP32)
+    half = row.peak.get(Precision.BF16) or row.peak.get(Precision.FP16) or fp32
+    if bandwidth is None or half is None or size is None:
+        return None
+    wide = fp32 or half / 16
+    return Device(
+        name=row.name,
+        memory_mib=size,
+        half=half,
+        tf32=row.peak.get(Precision.TF32) or wide,
+        fp32=wide,
+        fp8=row.peak.get(Precision.FP8) or half,
+        achieved=_achieved(row),
+        bandwidth=bandwidth * 1e9,
+        link=_link(row.interconnect or ""),
+    )
+
+
+def _achieved(row: Accelerator) -> float:
+    for name in (row.name, row.family):
+        if name in ACHIEVED:
+            return ACHIEVED[name]
+    return ACHIEVED_ELSEWHERE.get(row.vendor, ACHIEVED_UNKNOWN)
+
+
+def _link(text: str) -> float:
+    if found := re.search(r"([\d.]+) GB/s", text):
+        return float(found[1]) * 1e9 / 2
+    return next((rate for name, rate in _BUS.items() if name in text), 15.75e9)

@@ -1,0 +1,82 @@
+"""Peak memory of a step from its profile, and what to have so that it fits."""
+
+from dataclasses import dataclass
+
+from cavvy.planner.estimate.profile import Peak, WorkProfile
+from cavvy.planner.estimate.settings import Run, optimizer_costs
+
+MIB = 1 << 20
+
+# PyTorch's allocator hands out blocks up to 1 MiB larger than asked (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS
+# keeps 32 MiB a handle on Hopper: measured at 0.1 to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
+ROUNDING = 1.01
+WORKSPACE_MIB = 64
+
+# Of what a compiler could compute again in the backward pass, the share that it keeps after all. Set on one compiled
+# model (GPT-2, where 0 comes out 14 % below what was measured); ResNet-50 has next to nothing to compute again.
+KEPT_COMPILED = 0.15
+
+# What the allocator reserves above its peak through fragmentation: on an H200 at most 25 % of what a step makes, 34 %
+# compiled (docs/reference/estimate.md). The driver's context and loaded kernels are beside it.
+MARGIN, MARGIN_COMPILED = 0.30, 0.40
+CONTEXT_MIB = 768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Of one accelerator, in MiB. `peak` is what tensors take, `needed` with the margin: what a device must have."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    peak: float
+    needed: float
+
+
+def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
+    """Peak memory of `profile` run so: the forward and backward pass or the optimizer's step, whichever is higher."""
+    batch = run.batch or profile.batch
+    scale = batch / profile.batch
+    shards = run.accelerators if run.shard else 1
+    state_per_parameter, _ = optimizer_costs(run.optimizer or profile.optimizer)
+    parameters = profile.parameter_bytes / shards
+    state = profile.parameters * state_per_parameter / shards
+    whole_gradients = profile.gradient_bytes / shards
+    more = _scores(profile) * scale if run.math_attention else 0.0
+    if run.shard:  # two layers' worth of gathered parameters, of which a model is taken to have at least 16
+        more += profile.parameter_bytes / 8
+
+    def height(peak: Peak) -> tuple[float, float]:
+        fixed = 0.0 if run.shard else peak.fixed
+        made = (peak.activations - peak.fixed) * scale + fixed + more
+        return made + (whole_gradients if run.accumulate > 1 else peak.gradients / shards), made
+
+    high, made = max(height(peak) for peak in profile.peaks)
+    if run.compile:
+        low, made_compiled = max(height(peak) for peak in profile.peaks_compiled)
+        high, made = low + KEPT_COMPILED * (high - low), made_compiled + KEPT_COMPILED * (made - made_compiled)
+    step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
+    dynamic = max(high, step)
+    held = (parameters + state + profile.buffer_bytes) / MIB
+    margin = 1 + (MARGIN_COMPILED if run.compile else MARGIN)
+    return MemoryEstimate(
+        parameters=parameters / MIB,
+        gradients=whole_gradients / MIB,
+        optimizer=state / MIB,
+        activations=made / MIB,
+        workspace=WORKSPACE_MIB,
+        peak=held + dynamic * ROUNDING / MIB + WORKSPACE_MIB,
+        needed=held + dynamic * margin / MIB + WORKSPACE_MIB + CONTEXT_MIB,
+    )
+
+
+def _scores(profile: WorkProfile) -> float:
+    """What attention without a fused kernel keeps: the softmax of all scores, and its argument for one layer."""
+    each = [
+        (kernel.size[0] * kernel.size[1] * kernel.size[2] * (4 if kernel.wide else 2), kernel.count)
+        for kernel in profile.kernels
+        if kernel.kind == "attention" and not kernel.backward
+    ]
+    return sum(size * count for size, count in each) + max((2 * size for size, _ in each), default=0)

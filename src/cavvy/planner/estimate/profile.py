@@ -1,0 +1,140 @@
+"""The work profile: what one micro-batch computes, moves and keeps. `cavvy.train` writes it as plain data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FORMAT = "cavvy-work-profile/1"
+
+
+class ProfileError(ValueError):
+    """The data is no work profile; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """`count` equal kernels of one step. Bytes are what each reads and writes."""
+
+    kind: str  # matmul, conv, attention, reduction, copy, index, pointwise
+    wide: bool  # float32 operands
+    backward: bool
+    flops: float
+    bytes: float
+    fixed_bytes: float  # of them parameters, which do not grow with the batch
+    fused_bytes: float  # what is left where a compiler fuses
+    size: tuple[int, int, int, int]  # attention: heads x batch, queries, keys, width of a head
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """What is alive at one moment of a micro-batch beside parameters, buffers and optimizer state, in bytes."""
+
+    activations: float  # all that the step made
+    fixed: float  # of them what does not grow with the batch: parameters cast to another type
+    gradients: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One exchange between accelerators per step: what it is and the bytes that each contributes."""
+
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all
+    bytes: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkProfile:
+    """One micro-batch of `batch` samples, forward and backward, on one accelerator."""
+
+    name: str
+    batch: int
+    precision: str
+    optimizer: str
+    parameters: int
+    tensors: int  # parameter tensors
+    parameter_bytes: float
+    gradient_bytes: float
+    buffer_bytes: float
+    peaks: tuple[Peak, ...]  # the moments that are the highest for some batch or sharding
+    peaks_compiled: tuple[Peak, ...]
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[Collective, ...] = ()
+    assumed: tuple[str, ...] = ()  # sizes that values decide, which a trace does not have: where, and what was taken
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one micro-batch."""
+        return sum(each.flops * each.count for each in self.kernels)
+
+
+def read_profile(data: object) -> WorkProfile:
+    """A profile from plain data. Raises ProfileError."""
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise ProfileError(f"not a work profile: its `format` is not {FORMAT!r}")
+    try:
+        memory = data["memory"]
+        return WorkProfile(
+            name=str(data["name"]),
+            batch=_positive(data["batch"], "batch"),
+            precision=str(data["precision"]),
+            optimizer=str(data["optimizer"]),
+            parameters=int(data["parameters"]),
+            tensors=int(data["tensors"]),
+            parameter_bytes=float(memory["parameters"]),
+            gradient_bytes=float(memory["gradients"]),
+            buffer_bytes=float(memory["buffers"]),
+            peaks=_peaks(memory["activations"]),
+            peaks_compiled=_peaks(memory["activations_compiled"]),
+            kernels=tuple(_kernel(each) for each in data["ops"]),
+            collectives=tuple(_collective(each) for each in data.get("collectives", ())),
+            assumed=tuple(_text(each, "assumed") for each in data.get("assumed", ())),
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ProfileError(f"the work profile is incomplete: {error!r}") from error
+    except ValueError as error:
+        raise ProfileError(f"the work profile is wrong: {error}") from error
+
+
+def _positive(value: object, name: str) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}, not a whole number from 1 on")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} holds {value!r}, not text")
+    return value
+
+
+def _peaks(rows: list[list[float]]) -> tuple[Peak, ...]:
+    if not rows:
+        raise ValueError("no moment of memory is given")
+    return tuple(Peak(activations=_number(row[0]), fixed=_number(row[1]), gradients=_number(row[2])) for row in rows)
+
+
+def _kernel(data: Mapping[str, object]) -> Kernel:
+    size = data["size"]
+    assert isinstance(size, list | tuple)
+    return Kernel(
+        kind=str(data["kind"]),
+        wide=data["dtype"] in ("float32", "float64"),
+        backward=bool(data["backward"]),
+        flops=_number(data["flops"]),
+        bytes=_number(data["bytes"]),
+        fixed_bytes=min(_number(data["fixed_bytes"]), _number(data["bytes"])),
+        fused_bytes=_number(data["fused_bytes"]),
+        size=(int(size[0]), int(size[1]), int(size[2]), int(size[3])),
+        count=int(_number(data["count"])),
+    )
+
+
+def _collective(data: Mapping[str, object]) -> Collective:
+    return Collective(kind=str(data["kind"]), bytes=_number(data["bytes"]), count=int(_number(data["count"])))
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or value < 0:
+        raise ValueError(f"{value!r} is not a number from 0 on")
+    return float(value)

@@ -1,0 +1,153 @@
+"""Step time from a profile and a device: each kernel at the rate of its arithmetic or of its memory, whichever is
+slower, all of them no faster than the host can launch them.
+"""
+
+from dataclasses import dataclass
+
+from cavvy.planner.estimate.devices import Device
+from cavvy.planner.estimate.profile import Kernel, WorkProfile
+from cavvy.planner.estimate.settings import Run, optimizer_costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What is calibrated. Shares are of what the device achieves at best (matrix products) or of its data sheet."""
+
+    half: float = 0.634  # of achieved peak: matrix products of a model's shapes, against the best of all shapes
+    tf32: float = 0.419
+    fp32: float = 0.924
+    conv: float = 0.572  # of the rate of matrix products
+    attention: float = 0.618  # of the rate of matrix products
+    memory: float = 0.524  # of bandwidth: pointwise kernels and copies
+    reduction: float = 0.467  # of bandwidth: norms, softmax, look-ups
+    layout: float = 3.72  # times a half-precision convolution's bytes, moved once more where not channels-last
+    host_us: float = 34.3  # to launch one kernel, Python and autograd included
+    host_conv_us: float = 83.0
+
+
+# Fitted on the H200 steps of docs/reference/estimate.md (2026-11-20, torch 2.11) by `benchmarks/estimate.py`.
+CALIBRATED = Constants()
+
+# Slower devices come nearer to their data sheets: rates grow with the 0.9th power of them. From the three tables of
+# docs/reference/estimate.md, whose rows ask for exponents of arithmetic and bandwidth that add up to about 0.9.
+_FALLOFF = 0.1
+_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # where the constants were fitted
+
+_KERNEL_FLOOR_S = 3e-6  # from the start of one kernel to the start of the next
+_COMPILED_LAUNCH = 0.3  # of the host's time: fewer kernels, without Python between them
+_BLEND = 4  # host and device overlap: (a^4 + b^4)^(1/4), near the larger of the two
+_LINK_SHARE = 0.7  # of a link's rate that ring collectives of large messages reach: assumed
+_EXPOSED = 0.3  # of communication that the backward pass does not hide: assumed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Of one optimizer step, in seconds; `device` and `host` overlap."""
+
+    total: float
+    device: float
+    host: float
+    communication: float  # that is waited for
+    arithmetic: float  # of the device's time, in matrix products, convolutions and attention
+    samples_per_s: float  # over all accelerators
+    mfu: float  # share of the data sheet's peak, of all accelerators
+
+
+def estimate_step(profile: WorkProfile, device: Device, run: Run, constants: Constants = CALIBRATED) -> StepTime:
+    """The time of one step of `accumulate` micro-batches on each accelerator."""
+    batch = run.batch or profile.batch
+    scale = batch / profile.batch
+    precision = run.precision or profile.precision
+    busy = arithmetic = host = 0.0
+    for kernel in profile.kernels:
+        seconds = _kernel_time(kernel, device, run, precision, scale, constants) * kernel.count
+        busy += seconds
+        if kernel.kind in ("matmul", "conv", "attention"):
+            arithmetic += seconds
+        host += kernel.count * (constants.host_conv_us if kernel.kind == "conv" else constants.host_us) * 1e-6
+    if run.compile:
+        host *= _COMPILED_LAUNCH
+    shards = run.accelerators if run.shard else 1
+    _, moved = optimizer_costs(run.optimizer or profile.optimizer)
+    update = profile.parameters * moved / shards / (_bandwidth(device) * constants.memory)
+    device_s = busy * run.accumulate + update
+    host_s = host * run.accumulate
+    waited = _EXPOSED * _communication(profile, device, run)
+    total = (device_s**_BLEND + host_s**_BLEND) ** (1 / _BLEND) + waited
+    samples = batch * run.accumulate * run.accelerators
+    flops = profile.flops * scale * run.accumulate
+    return StepTime(
+        total=total,
+        device=device_s,
+        host=host_s,
+        communication=waited,
+        arithmetic=arithmetic * run.accumulate,
+        samples_per_s=samples / total,
+        mfu=flops / total / peak_of(device, precision),
+    )
+
+
+def peak_of(device: Device, precision: str) -> float:
+    """The data sheet's FLOP/s for matrix products at this precision."""
+    if precision in ("bf16", "fp16"):
+        return device.half
+    return {"tf32": device.tf32, "fp8": device.fp8}.get(precision, device.fp32)
+
+
+def _kernel_time(kernel: Kernel, device: Device, run: Run, precision: str, scale: float, constants: Constants) -> float:
+    moved = kernel.fused_bytes if run.compile else kernel.bytes
+    fixed = min(kernel.fixed_bytes, moved)
+    moved = (moved - fixed) * scale + fixed
+    if kernel.kind not in ("matmul", "conv", "attention"):
+        share = constants.memory if kernel.kind in ("pointwise", "copy") else constants.reduction
+        seconds = moved / (_bandwidth(device) * share)
+        return seconds if run.compile else max(seconds, _KERNEL_FLOOR_S)
+    bandwidth = _bandwidth(device) * constants.reduction
+    rate = _rate(kernel, device, precision, constants)
+    seconds = max(kernel.flops * scale / rate, moved / bandwidth)
+    if kernel.kind == "conv" and _is_half(kernel, precision) and not run.channels_last:
+        seconds += constants.layout * moved / bandwidth
+    if kernel.kind == "attention" and run.math_attention:
+        heads, queries, keys, _ = kernel.size
+        passes = 10 if kernel.backward else 8  # scores, mask, softmax, product: written and read again
+        scores = heads * queries * keys * scale * (4 if kernel.wide else 2)
+        seconds = kernel.flops * scale / rate + passes * scores / bandwidth
+    return max(seconds, _KERNEL_FLOOR_S)
+
+
+def _is_half(kernel: Kernel, precision: str) -> bool:
+    return not kernel.wide and precision in ("bf16", "fp16", "fp8")
+
+
+def _rate(kernel: Kernel, device: Device, precision: str, constants: Constants) -> float:
+    """FLOP/s of a matrix product or what is computed as one."""
+    if kernel.wide or precision in ("fp32", "tf32"):
+        wide = device.tf32 if precision == "tf32" else device.fp32
+        share = constants.tf32 if precision == "tf32" and device.tf32 != device.fp32 else constants.fp32
+        rate = wide * share
+    elif precision == "fp8" and kernel.kind == "matmul":
+        rate = device.fp8 * constants.half
+    else:
+        rate = device.half * constants.half
+    if kernel.kind == "conv":
+        rate *= constants.conv
+    elif kernel.kind == "attention":
+        rate *= constants.attention
+    return float(rate * device.achieved * (_H200_FLOPS / device.half) ** _FALLOFF)
+
+
+def _bandwidth(device: Device) -> float:
+    return float(device.bandwidth * (_H200_BANDWIDTH / device.bandwidth) ** _FALLOFF)
+
+
+def _communication(profile: WorkProfile, device: Device, run: Run) -> float:
+    """Seconds of a ring: gradients reduced once; sharded parameters gathered twice a micro-batch and reduced."""
+    count = run.accelerators
+    link = device.link * _LINK_SHARE
+    stated = sum(each.bytes * each.count for each in profile.collectives) / link
+    if count < 2:
+        return stated
+    around = (count - 1) / count / link
+    if run.shard:
+        return stated + around * profile.gradient_bytes * (2 * run.accumulate + 1)
+    return stated + around * profile.gradient_bytes * 2

@@ -1,0 +1,90 @@
+"""A profile on every accelerator: does it fit, how fast is it, and what a node of them reaches."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cavvy.catalog.accelerators import list_accelerators
+from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.memory import MemoryEstimate, estimate_memory
+from cavvy.planner.estimate.profile import WorkProfile
+from cavvy.planner.estimate.roofline import StepTime, estimate_step
+from cavvy.planner.estimate.settings import Run
+from cavvy.planner.estimate.transfer import Measured, carry
+
+COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # accelerators a node is sold with
+_RESERVED_MIB = 512  # of the nominal size, that drivers and error correction keep: about what vendors' tools show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDevice:
+    """What is expected of one accelerator."""
+
+    device: Device
+    memory: MemoryEstimate
+    step: StepTime
+
+    @property
+    def fits(self) -> bool:
+        """Whether the need, margin included, is there."""
+        return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
+
+
+def list_devices() -> tuple[Device, ...]:
+    """Every accelerator and size whose figures are known."""
+    found = (device_of(row.name, size.mib) for row in list_accelerators() for size in row.memory)
+    return tuple(device for device in found if device is not None)
+
+
+def estimate_on(profile: WorkProfile, device: Device, run: Run) -> OnDevice:
+    """The profile, run so, on accelerators of this kind."""
+    return OnDevice(device=device, memory=estimate_memory(profile, run), step=estimate_step(profile, device, run))
+
+
+def device_key(device: Device, count: int) -> str:
+    """How `work.rates` names a node: H100-80GB:8."""
+    return f"{device.name}-{device.memory_mib // 1024}GB:{count}"
+
+
+def make_rates(profile: WorkProfile, run: Run, counts: Iterable[int] = COUNTS) -> dict[str, float]:
+    """Samples per second of a node, for `work.rates`, wherever the step fits."""
+    rates = {}
+    for device in list_devices():
+        for count in counts:
+            found = estimate_on(profile, device, replace(run, accelerators=count))
+            if found.fits:
+                rates[device_key(device, count)] = found.step.samples_per_s
+    return rates
+
+
+def correct_rates(
+    rates: Mapping[str, float], measured: Mapping[str, float], precision: str = "bf16", counts: Sequence[int] = COUNTS
+) -> dict[str, float]:
+    """`rates` with what was measured in place of what was estimated, and the others by the same factor.
+
+    Where nothing was estimated, what was measured is carried over to the other accelerators.
+    """
+    read = {key: _read(key, rate) for key, rate in measured.items()}
+    known = [each for each in read.values() if each is not None]
+    others = {key: measured[key] for key, each in read.items() if each is None}  # CPUs, and what has no known figures
+    if not known:
+        return {**rates, **others}
+    if rates:
+        factors = [each.rate / rates[key] for each in known if (key := device_key(each.device, each.count)) in rates]
+        factor = sorted(factors)[len(factors) // 2] if factors else 1.0
+        return {**{key: rate * factor for key, rate in rates.items()}, **others, **_named(known)}
+    carried = {
+        device_key(device, count): carry(known, device, count, precision)
+        for device in list_devices()
+        for count in counts
+    }
+    return {**carried, **others, **_named(known)}
+
+
+def _named(known: Iterable[Measured]) -> dict[str, float]:
+    return {device_key(each.device, each.count): each.rate for each in known}
+
+
+def _read(key: str, rate: float) -> Measured | None:
+    name, _, count = key.partition(":")
+    device = device_of(name)
+    return None if device is None else Measured(device=device, count=int(count or 1), rate=rate)

@@ -1,0 +1,74 @@
+"""Rates measured on some accelerators say what to expect on another: a law of powers with a prior."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+from cavvy.planner.estimate.devices import Device
+from cavvy.planner.estimate.roofline import peak_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A rate of one workload on `count` accelerators."""
+
+    device: Device
+    count: int
+    rate: float  # of anything, per second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed of the exponents before anything is measured, and how firmly (in rows of one e-fold)."""
+
+    arithmetic: float = 0.5  # of achieved FLOP/s
+    bandwidth: float = 0.4
+    count: float = 0.92
+    firmness: float = 3.0
+
+
+def carry(
+    measured: Sequence[Measured], device: Device, count: int, precision: str, prior: Prior | None = None
+) -> float:
+    """The rate to expect on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted to `measured`.
+
+    Before anything is known arithmetic and memory traffic weigh about the same (the prior); rows of several
+    accelerators move the exponents from there. Raises ValueError where nothing was measured.
+    """
+    if not measured:
+        raise ValueError("nothing was measured")
+    known = prior or Prior()
+    wanted = (known.arithmetic, known.bandwidth, known.count)
+    rows = [_features(each.device, each.count, precision) for each in measured]
+    centre = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    level = sum(log(each.rate) for each in measured) / len(measured)
+    matrix = [[known.firmness if row == column else 0.0 for column in range(3)] for row in range(3)]
+    right = [known.firmness * each for each in wanted]
+    for row, each in zip(rows, measured, strict=True):
+        moved = [value - mean for value, mean in zip(row, centre, strict=True)]
+        for i in range(3):
+            right[i] += moved[i] * (log(each.rate) - level)
+            for j in range(3):
+                matrix[i][j] += moved[i] * moved[j]
+    powers = _solve(matrix, right)
+    target = _features(device, count, precision)
+    steps = zip(powers, target, centre, strict=True)
+    return exp(level + sum(power * (value - mean) for power, value, mean in steps))
+
+
+def _features(device: Device, count: int, precision: str) -> tuple[float, float, float]:
+    return log(peak_of(device, precision) * device.achieved), log(device.bandwidth), log(count)
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination of a positive definite system."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for i in range(size):
+        for j in range(i + 1, size):
+            ratio = rows[j][i] / rows[i][i]
+            rows[j] = [below - ratio * above for below, above in zip(rows[j], rows[i], strict=True)]
+    out = [0.0] * size
+    for i in reversed(range(size)):
+        out[i] = (rows[i][size] - sum(rows[i][k] * out[k] for k in range(i + 1, size))) / rows[i][i]
+    return out

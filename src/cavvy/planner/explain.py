@@ -1,0 +1,203 @@
+"""Why not: what the offers that were not chosen failed at, the nearest misses, and one sentence where none is left."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cavvy.catalog.needs import format_need
+from cavvy.catalog.query import Constraint, Matches, NearMiss
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Resources, SpotPolicy, Task
+from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd
+from cavvy.planner.limits import ceil_cent
+from cavvy.planner.placements import Limit, Plan
+
+# Which field of the task file a constraint comes from.
+FIELDS: dict[Constraint, str] = {
+    Constraint.PURCHASE: "resources.spot",
+    Constraint.ACCELERATOR: "resources.gpu",
+    Constraint.COUNT: "resources.gpu",
+    Constraint.ACCELERATOR_MEMORY: "resources.gpu",
+    Constraint.INSTANCE: "resources.instance",
+    Constraint.CPUS: "resources.cpu",
+    Constraint.MEMORY: "resources.memory",
+    Constraint.DISK: "resources.disk",
+    Constraint.NETWORK: "resources.network",
+    Constraint.PROVIDER: "resources.providers",
+    Constraint.REGION: "resources.regions",
+    Constraint.PRICE: "resources.max_price",
+}
+_TRIED = frozenset({*FIELDS, *Limit})  # any other reason is a provider's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """How many offers failed first at one constraint, one limit, or what a provider refuses."""
+
+    reason: str
+    count: int
+    field: str  # of the task file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """An offer that fails one thing only."""
+
+    offer: Offer
+    reason: str
+    text: str  # what is wrong with it
+    change: str  # what would have to change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """An account of every offer considered: `considered` == `kept` + the sum of all rejections."""
+
+    considered: int
+    kept: int
+    rejections: tuple[Rejection, ...]  # in the order in which the constraints are tried
+    misses: tuple[Miss, ...]  # nearest first
+
+
+def explain(
+    matches: Iterable[Matches], plan: Plan, *, refused: Sequence[Rejection] = (), limit: int = 5
+) -> Explanation:
+    """Put the catalogs' accounts and the limits' together. `refused`: offers that fit but whose provider will not.
+
+    Offers that pass every constraint and break a limit are nearer than those that fail a constraint.
+    """
+    answers = list(matches)
+    counts: Counter[Constraint] = Counter()
+    for answer in answers:
+        counts.update(answer.rejected)
+    rejections = [
+        Rejection(reason=which, count=counts[which], field=FIELDS[which]) for which in Constraint if counts[which]
+    ]
+    rejections += refused
+    rejections += [
+        Rejection(reason=which, count=count, field=f"limits.{which}") for which, count in plan.rejected.items()
+    ]
+    over = [
+        Miss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
+        for miss in sorted(plan.misses, key=lambda miss: (miss.doubtful, miss.broken, miss.excess))
+    ]
+    return Explanation(
+        considered=sum(answer.total for answer in answers),
+        kept=plan.kept,
+        rejections=tuple(rejections),
+        misses=tuple([*over, *map(_miss, _interleave(answers))][:limit]),
+    )
+
+
+def say_no_offer(task: Task, found: Explanation) -> str:
+    """One sentence that says why there is no offer and what would have to change."""
+    if not found.considered:
+        return "No offer: there is nothing to choose from; configure a provider, or run `cavvy catalog refresh`."
+    limits = [miss for miss in found.misses if miss.reason in set(Limit)]
+    prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
+    refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]
+    if refused and not limits:
+        whom = " and ".join(rejection.reason for rejection in refused)
+        fields = ", ".join(dict.fromkeys(rejection.field for rejection in refused))
+        return f"No offer: those that fit are refused by {whom}; change {fields}."
+    if prices and not limits and task.resources.max_rate is not None:
+        nearest = min(prices, key=lambda miss: (miss.offer.rate, miss.offer.key))
+        rates = f"{format_rate(nearest.offer.rate)}, your limit is {format_rate(task.resources.max_rate)}"
+        return f"No offer: the cheapest {wish(task.resources)} is {rates}; {nearest.change}."
+    if limits or found.misses:
+        nearest = (limits or found.misses)[0]
+        where = f"{nearest.offer.instance_type} at {nearest.offer.provider} ({nearest.offer.region})"
+        return (
+            f"No offer: the nearest, {where} for {format_rate(nearest.offer.rate)}, {nearest.text}; {nearest.change}."
+        )
+    return _far_from_all(found)
+
+
+def _far_from_all(found: Explanation) -> str:
+    if len(found.rejections) == 1:
+        only = found.rejections[0]
+        all_fail = "the only offer there is fails" if found.considered == 1 else f"all {found.considered:,} offers fail"
+        return f"No offer: {all_fail} at {only.reason}; change {only.field}."
+    most = max(found.rejections, key=lambda rejection: rejection.count)
+    last = found.rejections[-1]
+    every = f"each of {found.considered:,} offers misses several of your wishes at once"
+    where = f"{most.count:,} fail first at {most.reason} ({most.field})"
+    if last is most:
+        return f"No offer: {every}; {where}: change that first."
+    return f"No offer: {every}; {where}, and those that get furthest at {last.reason}: change {last.field} first."
+
+
+def wish(need: Resources) -> str:
+    """What was asked for, in a few words: "H100:8 in eu or us", "node with 8 CPUs"."""
+    parts = []
+    if need.instance:
+        parts.append(need.instance)
+    if need.accelerators:
+        parts.append(" or ".join(format_need(one) for one in need.accelerators))
+    if not parts:
+        sizes = ["1 CPU" if need.cpus_min == 1 else f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
+        sizes += [format_memory(need.memory_min_mib)] if need.memory_min_mib else []
+        sizes += [f"{format_memory(need.memory_per_cpu_mib)} for each CPU"] if need.memory_per_cpu_mib else []
+        parts.append("node" + (f" with {' and '.join(sizes)}" if sizes else ""))
+    if need.spot is SpotPolicy.ONLY:
+        parts.append("on spot")
+    if need.providers:
+        parts.append(f"at {' or '.join(need.providers)}")
+    if need.regions:
+        parts.append(f"in {' or '.join(need.regions)}")
+    return " ".join(parts)
+
+
+def _interleave(answers: Sequence[Matches]) -> list[NearMiss]:
+    """Near misses of several catalogs, each nearest first: the first of each, then the second of each, ..."""
+    ordered: list[NearMiss] = []
+    for index in range(max((len(answer.misses) for answer in answers), default=0)):
+        ordered += [answer.misses[index] for answer in answers if index < len(answer.misses)]
+    return ordered
+
+
+def _miss(miss: NearMiss) -> Miss:
+    return Miss(offer=miss.offer, reason=miss.constraint, text=miss.text, change=_change(miss))
+
+
+def _change(miss: NearMiss) -> str:
+    """What to write so that this offer fits."""
+    offer, field = miss.offer, FIELDS[miss.constraint]
+    if not _STATED.get(miss.constraint, bool)(offer):
+        return f"leave out {field}"
+    match miss.constraint:
+        case Constraint.PURCHASE if offer.purchase is Purchase.RESERVED:
+            return "reserved capacity is bought beforehand, not by a job"
+        case Constraint.PURCHASE:
+            return f"allow {offer.purchase} with {field}: auto"
+        case Constraint.PRICE:
+            return f"raise {field} to {format_usd(ceil_cent(_per_hour(offer.rate)))}"
+        case Constraint.ACCELERATOR | Constraint.COUNT | Constraint.ACCELERATOR_MEMORY:
+            each = f" of {format_memory(offer.accelerator_memory_mib)}" if offer.accelerator_memory_mib else ""
+            return f"accept {offer.accelerator or 'no accelerator'}:{offer.accelerator_count}{each} in {field}"
+        case Constraint.INSTANCE:
+            return f"accept {offer.instance_type} in {field}"
+        case Constraint.CPUS:
+            return f"accept {offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} in {field}"
+        case Constraint.MEMORY:
+            by_cpu = miss.per_cpu and offer.vcpus > 0
+            memory = format_memory(int(offer.memory_mib / offer.vcpus) if by_cpu else offer.memory_mib)
+            return f"accept {memory}{' for each CPU' if by_cpu else ''} in {field}"
+        case Constraint.DISK | Constraint.NETWORK:
+            return f"ask for less in {field}"
+        case Constraint.PROVIDER:
+            return f"allow {offer.provider} in {field}"
+        case Constraint.REGION:
+            return f"allow {offer.region} in {field}"
+
+
+# What an offer may leave unsaid, and so cannot be accepted as it is.
+_STATED: dict[Constraint, Callable[[Offer], object]] = {
+    Constraint.CPUS: lambda offer: offer.vcpus,
+    Constraint.MEMORY: lambda offer: offer.memory_mib,
+    Constraint.NETWORK: lambda offer: offer.network_mbps,
+}
+
+
+def _per_hour(rate: HourlyRate) -> Money:
+    return Money(rate.micros_per_hour)

@@ -1,0 +1,163 @@
+"""What a job with a deadline may cost and when it may end, before anything is bought: the production policies played
+over markets that come and go as often as what is known of them says. Seeded: equal questions have equal answers. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from cavvy.planner.courses import Setting, Standpoint, observed, standing_view
+from cavvy.planner.markets import Knowledge
+from cavvy.planner.spot.auto import Auto
+from cavvy.planner.spot.classic import OnDemand, SpotOnly
+from cavvy.planner.spot.spells import Spells
+from cavvy.planner.spot.view import GRAIN_S, Decision, Mode, Policy, PolicyMaker, Quote, View
+
+RUNS = 100
+KINDS: Mapping[str, PolicyMaker] = {"never": OnDemand, "auto": Auto, "only": SpotOnly}  # by `resources.spot`
+_HORIZON = 5.0  # a run is given up at so many times the time to the deadline
+_STEPS = 20_000  # of one run
+_HOUR_S = 3600.0
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What came of many made-up courses of one job under one policy. Dollars are of what is still to be spent."""
+
+    kind: str
+    runs: int
+    usd_mean: float
+    usd_p10: float
+    usd_p90: float
+    in_time: float  # share of the runs that ended before the deadline
+    hours_p50: float  # until the end, counted from now
+    hours_p90: float
+
+
+def foresee(
+    setting: Setting,
+    knowledge: Knowledge,
+    standpoint: Standpoint,
+    now_s: float,
+    kind: str,
+    *,
+    runs: int = RUNS,
+    seed: int = 1,
+) -> Outlook:
+    """Play the rest of the job `runs` times from `now_s` seconds after its submission."""
+    if kind == "never":
+        runs = 1  # on-demand is there whenever it is asked for
+    ends = [
+        _Run(setting, knowledge, standpoint, now_s, KINDS[kind], seed * 1_000_003 + run).play() for run in range(runs)
+    ]
+    usd = sorted(cost for cost, _, _ in ends)
+    hours = sorted((end - now_s) / _HOUR_S for _, end, _ in ends)
+    return Outlook(
+        kind=kind,
+        runs=runs,
+        usd_mean=sum(usd) / runs,
+        usd_p10=_share(usd, 0.1),
+        usd_p90=_share(usd, 0.9),
+        in_time=sum(done and end <= setting.terms.deadline_s + GRAIN_S for _, end, done in ends) / runs,
+        hours_p50=_share(hours, 0.5),
+        hours_p90=_share(hours, 0.9),
+    )
+
+
+def _share(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class _Dice:
+    """splitmix64: pseudo-random numbers without the standard library's module, which pure rooms do not import."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    def roll(self) -> float:
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = self._state
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)
+
+
+def _draw(spells: Spells, dice: _Dice) -> float:
+    """Hours of a spell of this distribution, spread evenly between the lengths that it knows."""
+    chance = dice.roll()
+    index = next((i for i, longer in enumerate(spells.longer) if longer <= chance), len(spells.longer) - 1)
+    low = spells.thresholds[index - 1] if index else 0.0
+    return max(0.02, low + (spells.thresholds[index] - low) * dice.roll())
+
+
+class _Run:
+    """One made-up course of the job."""
+
+    def __init__(
+        self, setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now_s: float, make: PolicyMaker, seed: int
+    ) -> None:
+        self._terms, self._start_s = setting.terms, setting.start.total_seconds()
+        self._dice = _Dice(seed)
+        self._policy: Policy = make(setting.terms)
+        watches, view = (
+            observed(self._policy, setting, knowledge, standpoint),
+            standing_view(setting, knowledge, standpoint, now_s),
+        )
+        self._spells = watches
+        self._quotes = list(view.quotes)
+        self._can = [place.spot is not None for place in setting.places]
+        self._changes = [
+            now_s + _draw((stays if quote.up else away).beyond(0.5), self._dice) * _HOUR_S if can else inf
+            for (stays, away), quote, can in zip(watches, self._quotes, self._can, strict=True)
+        ]
+        self._view = view
+        self._usd = 0.0
+        self._last = now_s + max(setting.terms.deadline_s - now_s, setting.terms.work_s) * _HORIZON
+
+    def play(self) -> tuple[float, float, bool]:
+        """(dollars, seconds since the submission at the end, whether the work was done)."""
+        for _ in range(_STEPS):
+            if self._view.left_s <= 0 or self._view.now_s >= self._last:
+                break
+            self._step(self._policy.decide(self._view))
+        return self._usd, self._view.now_s, self._view.left_s <= 0
+
+    def _step(self, decision: Decision) -> None:
+        mode, market, again_s, _ = decision
+        view = self._view
+        loading = view.loading_s
+        if mode is Mode.IDLE:
+            loading = 0.0
+        elif mode is not view.mode or market != view.market:
+            self._usd += self._terms.move(view.market, market)
+            begun = view.left_s < self._terms.work_s
+            loading = self._terms.overhead_s if begun else self._start_s  # what has not begun has nothing to do again
+        until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
+        left, where = view.left_s, view.market if mode is Mode.IDLE else market
+        if mode is not Mode.IDLE:
+            until = min(until, view.now_s + loading + left)
+            span = until - view.now_s
+            rate = self._quotes[market].usd_hr if mode is Mode.SPOT else self._terms.markets[market].on_demand_usd_hr
+            self._usd += rate * span / _HOUR_S
+            left -= max(0.0, span - loading)
+            loading = max(0.0, loading - span)
+        if left < GRAIN_S:
+            left = 0.0
+        mode = self._change(until, mode, market)
+        self._view = View(until, left, mode, where, loading if mode is not Mode.IDLE else 0.0, tuple(self._quotes))
+
+    def _change(self, now_s: float, mode: Mode, market: int) -> Mode:
+        """Spot that comes and goes by now; the mode that this leaves the job in."""
+        for index, at in enumerate(self._changes):
+            if at > now_s:
+                continue
+            quote = self._quotes[index]
+            self._quotes[index] = Quote(not quote.up, quote.usd_hr)
+            stays, away = self._spells[index]
+            self._changes[index] = now_s + _draw(away if quote.up else stays, self._dice) * _HOUR_S
+            if mode is Mode.SPOT and index == market and quote.up:
+                mode = Mode.IDLE
+        return mode

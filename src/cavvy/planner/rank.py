@@ -1,0 +1,291 @@
+"""A task and the offers that fit it -> ranked placements. Called by `control` for real and by `plan` to show.
+
+Offers are said to fit one by one (by the catalog); what is decided here is their order and whether the limits of the
+task can be kept.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from heapq import nsmallest
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
+from cavvy.planner.limits import Limiter
+from cavvy.planner.pace import fit_stated, say_fit
+from cavvy.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss, View
+from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
+from cavvy.planner.work import estimate, shape_of, start_time
+
+_LONG = timedelta.max
+_MIB = 1 << 20
+_GB = 10**9
+
+
+def warn_of_notices(task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]) -> tuple[str, ...]:
+    """Where a checkpoint of the stated size is not safe within the notice of spot, be its offers listed or not."""
+    spots = sorted({offer.provider for offer in offers if offer.purchase is Purchase.SPOT})
+    said: dict[str, list[str]] = {}
+    for name in spots:
+        notice = notices.get(name)
+        fit = fit_stated(task, notice or timedelta(0))
+        for text in say_fit(task, notice) if fit is not None and (notice is None or not fit.fits) else ():
+            said.setdefault(text, []).append(name)
+    return tuple(f"spot at {', '.join(names)}: {text}" for text, names in said.items())
+
+
+def warn_of_dear_spot(
+    task: Task, spots: Iterable[Offer], fixed: Iterable[Offer], now: datetime, situation: Situation
+) -> tuple[str, ...]:
+    """Where a task for spot alone is expected to cost less on machines that stay, and why."""
+    best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
+    if best is None or other is None or best.cost is None or other.cost is None or best.cost <= other.cost:
+        return ()
+    lost, why = best.spot_loss, ""
+    if lost is not None and lost.cost is not None and lost.preemptions is not None:
+        why = f", {format_usd(lost.cost)} of it for work done again and new starts, {lost.preemptions:.1f} of them"
+    do = "write a `checkpoint`" if task.checkpoint is None else "write checkpoints more often"
+    return (
+        f"spot is expected to cost more than machines that stay: {format_usd(best.cost)} at {best.offer.key}{why}, "
+        f"against {format_usd(other.cost)} at {other.offer.key}; {do}, or let `spot: auto` choose",
+    )
+
+
+def _cheapest(task: Task, offers: Iterable[Offer], now: datetime, situation: Situation) -> Placement | None:
+    return next(iter(plan(task, offers, now=now, situation=situation, view=View(limit=1)).placements), None)
+
+
+def rank(
+    task: Task,
+    offers: Iterable[Offer],
+    *,
+    now: datetime,
+    avoid: Collection[str] = (),
+    by: Objective = Objective.COST,
+    situation: Situation | None = None,
+) -> list[Placement]:
+    """The placements that keep the task's limits, best first; `plan` says in which order, and counts the others."""
+    known = situation or Situation()
+    if avoid:
+        known = replace(known, avoid=frozenset(avoid) | frozenset(known.avoid))
+    return list(plan(task, offers, now=now, by=by, situation=known).placements)
+
+
+def plan(
+    task: Task,
+    offers: Iterable[Offer],
+    *,
+    now: datetime,
+    by: Objective = Objective.COST,
+    situation: Situation | None = None,
+    view: View | None = None,
+) -> Plan:
+    """Rank `offers`, each of which fits one node of `task`, and count those that would break a limit.
+
+    Order: offers to avoid come last (a caller that would rather wait drops those `avoided`), before them those whose
+    place says that it has too few nodes now. Then, by cost, those with a known total by total, and after them the
+    others by price per hour; by time, the same with the expected finish before the cost. Ties go to the lower price
+    per hour and then to the offer's key, so that equal questions have equal answers.
+    """
+    known = situation or Situation()
+    course = _Courses(task, known.done)
+    limiter = Limiter(task, known, now)
+    kept: list[_Scored] = []
+    rejected: Counter[Limit] = Counter()
+    nearest: dict[Limit, tuple[_Nearness, _Scored]] = {}
+    for offer in offers:
+        scored = _score(task, offer, course(offer), known)
+        broken = tuple(limiter.broken(offer, scored.course.run_time, scored.course.wall_time, scored.cost))
+        if not broken:
+            kept.append(scored)
+            continue
+        which = broken[0][0]
+        rejected[which] += 1
+        nearness = _nearness(scored, broken)
+        if which not in nearest or nearness < nearest[which][0]:
+            nearest[which] = nearness, scored
+    best_first = _best(kept, _order(task, known.avoid, by), view or View())
+    return Plan(
+        placements=tuple(_placement(task, scored, known, now) for scored in best_first),
+        considered=len(kept) + rejected.total(),
+        kept=len(kept),
+        rejected={which: rejected[which] for which in Limit if rejected[which]},
+        misses=tuple(_explain(limiter, nearest[which][1]) for which in Limit if which in nearest),
+    )
+
+
+def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:
+    """Where an offer comes in the order of `plan` by cost, limits aside: what sorts first is the better.
+
+    The whole work is counted, so that places of one task with other wishes compare, whatever was done where before.
+    """
+    course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
+    return lambda offer: order(_score(task, offer, course(offer), Situation()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """What is expected of every offer of one shape: all but the price."""
+
+    run_time: timedelta | None
+    wall_time: timedelta | None
+    loss: SpotLoss | None
+    notes: tuple[str, ...]
+
+
+class _Courses:
+    """Courses by shape: a catalog has many prices for few shapes, so each is worked out once."""
+
+    def __init__(self, task: Task, done: float) -> None:
+        self._task = task
+        self._done = done
+        self._known: dict[tuple[object, ...], _Course] = {}
+
+    def __call__(self, offer: Offer) -> _Course:
+        shape = shape_of(offer)
+        course = self._known.get(shape)
+        if course is None:
+            course = self._known[shape] = _expect(self._task, offer, self._done)
+        return course
+
+
+def _expect(task: Task, offer: Offer, done: float) -> _Course:
+    estimated = estimate(task, offer)
+    start = start_time(offer)
+    run = None if estimated.run_time is None else estimated.run_time * (1 - done)
+    if offer.purchase is not Purchase.SPOT:
+        return _Course(run_time=run, wall_time=None if run is None else start + run, loss=None, notes=estimated.notes)
+    per_hour = SPOT_PREEMPTIONS_PER_HOUR * task.nodes
+    every, write = chosen_interval(task.checkpoint, per_hour)
+    course = None if run is None else disturb(run, start=start, per_hour=per_hour, every=every, write=write)
+    notes = (*estimated.notes, *_spot_notes(task, per_hour, every))
+    if run is None or course is None:
+        loss = SpotLoss(per_hour=per_hour, checkpoint_every=every)
+        if run is not None:
+            notes = (*notes, "would hardly ever finish on spot: write checkpoints, or more often")
+        return _Course(run_time=run, wall_time=None, loss=loss, notes=notes)
+    extra = course.wall_time - start - run
+    loss = SpotLoss(per_hour=per_hour, checkpoint_every=every, preemptions=course.preemptions, time=extra)
+    if task.retry.preemption is not None and course.preemptions > task.retry.preemption:
+        notes = (*notes, f"more preemptions expected than retry.preemption: {task.retry.preemption} allows")
+    return _Course(run_time=run, wall_time=course.wall_time, loss=loss, notes=notes)
+
+
+def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[str, ...]:
+    between = f"preempted about every {format_duration(timedelta(hours=1 / per_hour))} (assumed)"
+    if every is None:
+        return (f"{between}; no checkpoint: each time from the start",)
+    if task.checkpoint is not None and task.checkpoint.every is None:
+        return (f"{between}; a checkpoint each {format_duration(every)} assumed",)
+    return (between,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    offer: Offer
+    course: _Course
+    rate: HourlyRate  # of the gang
+    cost: Money | None
+    egress: Money | None
+
+
+_Nearness = tuple[bool, int, float, HourlyRate, str]
+
+
+def _nearness(scored: _Scored, broken: Sequence[tuple[Limit, float]]) -> _Nearness:
+    """What can be expected to end comes first, then fewer limits broken, then the smaller excess, then the cheaper."""
+    doubtful = scored.course.run_time is not None and scored.course.wall_time is None
+    return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
+
+
+def _explain(limiter: Limiter, scored: _Scored) -> LimitMiss:
+    return limiter.explain(scored.offer, scored.course.run_time, scored.course.wall_time, scored.cost)
+
+
+def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scored:
+    rate = offer.rate.times(task.nodes)
+    egress = _egress(offer, known)
+    if course.wall_time is None:
+        return _Scored(offer, course, rate, None, egress)
+    # A minimum is charged per node life; lives beyond the first are few and long, so it is counted once.
+    cost = rate.over(max(course.wall_time, offer.minimum_charge))
+    return _Scored(offer, course, rate, cost + egress if egress else cost, egress)
+
+
+def egress_price(offer: Offer, known: Situation) -> Money | None:
+    """What a GB (10^9 bytes) leaving this place costs; None where nobody said."""
+    if offer.shared:
+        return Money(0)
+    return known.egress.get(f"{offer.provider}/{offer.region}", known.egress.get(offer.provider))
+
+
+def _egress(offer: Offer, known: Situation) -> Money | None:
+    price = egress_price(offer, known) if known.output_mib is not None else None
+    if price is None or known.output_mib is None:
+        return None
+    return Money((2 * price.micros * known.output_mib * _MIB + _GB) // (2 * _GB))
+
+
+def _best(kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: View) -> list[_Scored]:
+    if view.distinct:
+        groups: dict[tuple[str, str, int, Purchase], tuple[tuple[object, ...], _Scored]] = {}
+        for scored in kept:
+            offer, place = scored.offer, order(scored)
+            group = (offer.provider, offer.instance_type, offer.accelerator_count, offer.purchase)
+            if group not in groups or place < groups[group][0]:
+                groups[group] = (place, scored)
+        kept = [scored for _, scored in groups.values()]
+    return sorted(kept, key=order) if view.limit is None else nsmallest(view.limit, kept, key=order)
+
+
+def _order(task: Task, avoid: Collection[str], by: Objective) -> Callable[[_Scored], tuple[object, ...]]:
+    def order(scored: _Scored) -> tuple[object, ...]:
+        key = scored.offer.key
+        wall = scored.course.wall_time or _LONG
+        cost = scored.cost.micros if scored.cost is not None else -1
+        measure = (cost, wall) if by is Objective.COST else (wall, cost)
+        late = (bool(avoid) and key in avoid, not _is_available(task, scored.offer))
+        return (*late, scored.cost is None, *measure, scored.rate.micros_per_hour, key)
+
+    return order
+
+
+def _is_available(task: Task, offer: Offer) -> bool:
+    return offer.capacity is None or offer.capacity >= task.nodes
+
+
+def _placement(task: Task, scored: _Scored, known: Situation, now: datetime) -> Placement:
+    offer, course = scored.offer, scored.course
+    available = _is_available(task, offer)
+    notes = [] if available else [f"{offer.capacity} of {task.nodes} nodes free now"]
+    notes += course.notes
+    if offer.purchase is Purchase.SPOT:
+        notes += say_fit(task, known.notices.get(offer.provider))
+    price = egress_price(offer, known)
+    if known.output_mib is not None and scored.egress is None:
+        notes.append("egress price unknown, not in the total")
+    elif known.output_mib is None and task.outputs and price:
+        notes.append(f"data out ${price.usd:.2f}/GB, not in the total")
+    if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
+        left = task.limits.budget - known.spent
+        hours = timedelta(hours=max(0, left.micros) / scored.rate.micros_per_hour)
+        notes.append(f"the budget lasts {format_duration(hours)}")
+    loss = course.loss
+    if loss is not None and loss.time is not None:
+        loss = replace(loss, cost=scored.rate.over(loss.time))
+    return Placement(
+        offer=offer,
+        nodes=task.nodes,
+        rate=scored.rate,
+        run_time=course.run_time,
+        wall_time=course.wall_time,
+        finish=None if course.wall_time is None else now + course.wall_time,
+        cost=scored.cost,
+        spot_loss=loss,
+        egress=scored.egress,
+        available=available,
+        avoided=bool(known.avoid) and offer.key in known.avoid,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,117 @@
+"""Published and obvious deadline policies, to compare with and to choose by name.
+
+"Safe" means: from here the job still ends in time on demand. With `slack` = time
+to the deadline - work left, idling is safe while slack > overhead, and starting on spot while slack >= 2 overheads
+(one now, one for going on demand when the spot node is taken away the moment it works).
+"""
+
+from math import inf
+
+from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Terms, View
+
+
+class OnDemand:
+    """On demand from the first moment."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._market = _cheapest(terms)
+
+    def decide(self, view: View) -> Decision:
+        return Decision(Mode.ON_DEMAND, self._market, reason="always on demand")
+
+
+class SpotOnly:
+    """Spot whenever there is some, whatever the deadline."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._choice = _Choice(terms)
+
+    def decide(self, view: View) -> Decision:
+        if view.mode is Mode.SPOT:
+            return Decision(Mode.SPOT, view.market, reason="spot while it lasts")
+        if (spot := self._choice.spot(view)) is not None:
+            return Decision(Mode.SPOT, spot, reason="spot is there")
+        return Decision(Mode.IDLE, view.market, reason="no spot: wait")
+
+
+class Greedy:
+    """Spot whenever there is some, idle otherwise, on demand from the last safe moment to the end."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._choice = _Choice(terms)
+
+    def decide(self, view: View) -> Decision:
+        if view.mode is Mode.ON_DEMAND:
+            return Decision(Mode.ON_DEMAND, view.market, reason="on demand to the end")
+        if view.mode is Mode.SPOT:
+            return Decision(Mode.SPOT, view.market, reason="spot while it lasts")
+        overhead = self._terms.overhead_s
+        slack = self._terms.deadline_s - view.now_s - view.left_s
+        spot = self._choice.spot(view)
+        if spot is not None and slack >= 2 * overhead:
+            return Decision(Mode.SPOT, spot, reason="spot is there")
+        if slack <= overhead + GRAIN_S or spot is not None:
+            return Decision(Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment")
+        return Decision(Mode.IDLE, view.market, view.now_s + slack - overhead, "no spot: wait")
+
+
+class UniformProgress:
+    """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover in several markets.
+
+    Work is to be done at the even pace work / deadline. Idle and behind that pace without spot: on demand. On demand
+    until ahead of the pace by two overheads (hysteresis), then spot or idle. Spot is kept while it lasts; then the
+    cheapest spot elsewhere goes before the region that was lost.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._choice = _Choice(terms)
+        self._pace = terms.work_s / terms.deadline_s
+
+    def decide(self, view: View) -> Decision:
+        if view.mode is Mode.SPOT:
+            return Decision(Mode.SPOT, view.market, reason="spot while it lasts")
+        overhead, pace = self._terms.overhead_s, self._pace
+        slack = self._terms.deadline_s - view.now_s - view.left_s
+        spot = self._choice.spot(view)
+        done = self._terms.work_s - view.left_s
+        if view.mode is Mode.ON_DEMAND:
+            behind = (view.now_s + 2 * overhead) * pace - done
+            if slack < 2 * overhead or behind > GRAIN_S:
+                wait = behind / (1 - pace) + view.loading_s if pace < 1 else inf
+                return Decision(Mode.ON_DEMAND, view.market, view.now_s + max(wait, 1.0), "catching up on demand")
+        if spot is not None and slack >= 2 * overhead:
+            return Decision(Mode.SPOT, spot, reason="spot is there")
+        if spot is not None or slack <= 2 * overhead + GRAIN_S:
+            return Decision(Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment")
+        behind_at = done / pace
+        if behind_at <= view.now_s + GRAIN_S:
+            return Decision(Mode.ON_DEMAND, self._choice.on_demand(view), reason="behind the even pace")
+        again = min(behind_at, view.now_s + slack - 2 * overhead)
+        return Decision(Mode.IDLE, view.market, again, "ahead of the even pace: wait")
+
+
+class _Choice:
+    """Which market: the cheapest spot, the region last used after all others; on demand where the checkpoint is."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._markets = terms.markets
+        self._cheapest = _cheapest(terms)
+
+    def spot(self, view: View) -> int | None:
+        if len(self._markets) == 1:
+            return 0 if view.quotes[0].up else None
+        lost = self._markets[view.market].region if view.market != NOWHERE else None
+        present = [index for index, quote in enumerate(view.quotes) if quote.up]
+        return min(
+            present, key=lambda index: (self._markets[index].region == lost, view.quotes[index].usd_hr), default=None
+        )
+
+    def on_demand(self, view: View) -> int:
+        return view.market if view.market != NOWHERE else self._cheapest
+
+
+def _cheapest(terms: Terms) -> int:
+    rates = [market.on_demand_usd_hr for market in terms.markets]
+    return rates.index(min(rates))

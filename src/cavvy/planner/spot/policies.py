@@ -1,0 +1,22 @@
+"""The deadline policies by name, for the command line, the simulator and plans."""
+
+from collections.abc import Mapping
+
+from cavvy.planner.spot.auto import Auto
+from cavvy.planner.spot.classic import Greedy, OnDemand, SpotOnly, UniformProgress
+from cavvy.planner.spot.view import PolicyMaker
+
+POLICIES: Mapping[str, PolicyMaker] = {
+    "auto": Auto,
+    "uniform-progress": UniformProgress,
+    "greedy": Greedy,
+    "on-demand": OnDemand,
+    "spot-only": SpotOnly,
+}
+# spec's `resources.spot` words mean these
+ALIASES: Mapping[str, str] = {"up": "uniform-progress", "never": "on-demand", "only": "spot-only"}
+
+
+def find_policy(name: str) -> PolicyMaker:
+    """The maker of a policy. Raises KeyError."""
+    return POLICIES[ALIASES.get(name, name)]

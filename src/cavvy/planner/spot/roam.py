@@ -1,0 +1,133 @@
+"""Several markets and slack enough to do the work on spot alone: how long to wait for one before leaving for another.
+
+Against work on spot at home, an idle hour costs the price of slack, a launch its loading time, and leaving for another
+market the move of the checkpoint, a launch there and the difference in price. Patience is again a ski rental over the
+spells that spot stays away; the price of slack is the least at which the job, cycle after cycle, fits into the slack.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import NamedTuple
+
+from cavvy.planner.spot.cycle import Wait, plan_wait
+from cavvy.planner.spot.watch import Moment, Watch
+
+_SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
+_BOLDNESS = 1.25  # slack may be planned over by so much: one wait too many only costs a move later, not the deadline
+_WORTH_MOVING = 0.02  # leaving spot that is there must save this share of what is left to pay: estimates are noisy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """All markets as the job sees them: in units of an hour on demand, moves counted from where the checkpoint is."""
+
+    watches: Sequence[Watch]
+    moves: Sequence[float]
+    home: int
+    overhead: float
+
+
+class Course(NamedTuple):
+    """Where to be: `target` is a market with spot that is there, or None: wait for `patience` hours at most."""
+
+    target: int | None
+    patience: float
+    reason: str
+
+
+def plan_course(field: Field, moment: Moment, running: bool) -> Course | None:
+    """What to do while spot alone will do; None where it will not, and on-demand has to be thought of."""
+    price = _price_of_slack(field, moment)
+    if price is None:
+        return None
+    home = field.watches[field.home]
+    costs = [_cost_there(field, moment, index, price) for index in range(len(field.watches))]
+    present = [index for index, watch in enumerate(field.watches) if watch.up and index != field.home]
+    best = min(present, key=lambda index: costs[index], default=None)
+    if home.up:
+        stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
+        if best is not None and costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
+            return Course(best, 0.0, "another market is cheaper, its move included")
+        return Course(field.home, inf, "spot while it lasts" if running else "spot is there")
+    if best is None:
+        return Course(None, inf, "no spot anywhere, and slack enough to wait")
+    back = field.overhead * (home.ratio + price)
+    leave = max(costs[best] - (costs[field.home] - back), back)
+    patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
+    if patience <= 0:
+        return Course(best, 0.0, "spot stays away too long here: go to another market")
+    return Course(None, patience, "spot is expected back before a move would pay")
+
+
+def _price_of_slack(field: Field, moment: Moment) -> float | None:
+    """The least price at which spot alone fits into the slack; None where none does."""
+    slack = _BOLDNESS * (moment.slack - field.overhead)
+    if _need(field, moment, 0.0) <= slack:
+        return 0.0
+    if _need(field, moment, _SCARCE) > slack:
+        return None
+    low, high = _CHEAP, _SCARCE
+    while high > low * _CLOSE:
+        middle = sqrt(low * high)
+        if _need(field, moment, middle) > slack:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _need(field: Field, moment: Moment, price: float) -> float:
+    """The hours of slack that the rest of the work is expected to use up."""
+    home = field.watches[field.home]
+    wait = _wait_at(field, field.home, price, moment)
+    working = home.stays.mean - field.overhead
+    if working <= 0:
+        return inf
+    cycles = moment.work / working
+    nowhere, gap = _nothing_else(field)
+    per_cycle = field.overhead + wait.idle + wait.gives_up * nowhere * gap
+    first = 0.0
+    if not home.up:
+        present = any(watch.up for watch in field.watches)
+        away = home.away.beyond(home.age)
+        first = plan_wait(away, price, _leave(field, field.home, price, moment), 0.0).idle if present else gap
+    return first + cycles * per_cycle
+
+
+def _nothing_else(field: Field) -> tuple[float, float]:
+    """The chance that no other market has spot, and the mean wait for one then."""
+    chance, gap = 1.0, inf
+    for index, watch in enumerate(field.watches):
+        if index != field.home:
+            chance *= watch.away.mean / (watch.away.mean + watch.stays.mean)
+            gap = min(gap, watch.away.mean)
+    return chance, gap
+
+
+def _wait_at(field: Field, index: int, price: float, moment: Moment) -> Wait:
+    watch = field.watches[index]
+    back = field.overhead * (watch.ratio + price)
+    return plan_wait(watch.away, price, _leave(field, index, price, moment), back)
+
+
+def _leave(field: Field, index: int, price: float, moment: Moment) -> float:
+    """What leaving a market for the best other one costs."""
+    here = field.watches[index]
+    return min(
+        field.moves[other if index == field.home else index]
+        + field.overhead * (watch.ratio + price)
+        + max(0.0, watch.ratio - here.ratio) * min(watch.stays.mean, moment.work)
+        for other, watch in enumerate(field.watches)
+        if other != index
+    )
+
+
+def _cost_there(field: Field, moment: Moment, index: int, price: float) -> float:
+    """What the rest of the job costs if it is launched there now and goes on there."""
+    watch = field.watches[index]
+    wait = _wait_at(field, index, price, moment)
+    launch = field.overhead * (watch.ratio + price)
+    first = (watch.stays.beyond(watch.age) if watch.up else watch.stays).mean
+    restarts = max(0.0, moment.work - first) / max(watch.stays.mean, field.overhead)
+    return field.moves[index] + launch + moment.work * watch.ratio + restarts * (wait.cost + launch)

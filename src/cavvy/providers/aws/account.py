@@ -1,0 +1,135 @@
+"""The account: boto3's clients, each call in a thread of its own with a time limit, its errors translated.
+
+The only file that imports the SDK.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.aws.errors import Fault, translate
+from cavvy.providers.base import Refused
+
+_CONNECT_S, _READ_S = 5, 30
+_MOST_PAGES = 500
+_THREADS = ThreadPoolExecutor(16, "aws")  # not the loop's own: calls that hang must not hold up anybody else's
+Json = Mapping[str, Any]  # AWS's answers, as botocore reads them; they stay within this package
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+async def in_thread(call: Callable[[], Any]) -> Any:
+    """Run a call that blocks beside the loop."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
+
+
+class Account:
+    """One AWS account, as the settings name it. `run` says where calls run, for simulations that have no threads."""
+
+    # What only reads is asked again by the SDK, in its thread, after a pause that grows when AWS says that it is asked
+    # too much; the rest is the control plane's to try again, which first looks whether it was done.
+    read_attempts = 3
+
+    def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
+        self._settings = settings
+        self.run = run
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._clients: dict[tuple[str, str, int], Any] = {}
+
+    async def call(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
+        """One call, such as ("eu-west-1", "ec2", "run_instances"). Raises Fault with AWS's code."""
+        answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
+        return answer
+
+    async def ask(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
+        """As `call`; raises TryAgain, NoCapacity, Refused, NotFound."""
+        try:
+            return await self.call(region, service, operation, **arguments)
+        except Fault as fault:
+            raise translate(fault, f"{camel(operation)} in {region}") from fault
+
+    async def pages(self, region: str, service: str, operation: str, field: str, **arguments: Any) -> list[Json]:
+        """Every item of a list that comes in pages. Raises as `ask`."""
+        found: list[Json] = []
+        token = "NextToken"
+        for _ in range(_MOST_PAGES):
+            answer = await self.ask(region, service, operation, **arguments)
+            found += answer.get(field, [])
+            if not answer.get(token):
+                return found
+            arguments[token] = answer[token]
+        raise Refused(f"{camel(operation)} in {region}: the list does not end")
+
+    async def regions(self) -> tuple[str, ...]:
+        """Where to work. Raises Refused where nothing names a region."""
+        named = tuple(name.strip() for name in str(self._settings.get("regions", "")).split(",") if name.strip())
+        if named:
+            return named
+        found = await self.run(lambda: self._get_session().region_name)
+        if not found:
+            raise Refused("[providers.aws] regions: name one or more, such as `us-east-1, eu-west-1`")
+        return (str(found),)
+
+    def _call(self, region: str, service: str, operation: str, arguments: Mapping[str, Any]) -> Json:
+        errors = _import("botocore.exceptions")
+        try:
+            reads = operation.startswith(("describe_", "get_", "list_"))
+            client = self._client(service, region, self.read_attempts if reads else 1)
+            answer: Json = getattr(client, operation)(**arguments)
+        except errors.ClientError as error:
+            told = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            raise Fault(str(told.get("Code", "Unknown")), str(told.get("Message", "")), int(status)) from error
+        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
+            raise Fault("NoCredentials", str(error)) from error
+        except (errors.HTTPClientError, errors.ConnectionError) as error:
+            raise Fault("Unreachable", str(error)) from error
+        except errors.BotoCoreError as error:
+            raise Fault(type(error).__name__, str(error)) from error
+        return answer
+
+    def _client(self, service: str, region: str, attempts: int) -> Any:
+        with self._lock:
+            if (service, region, attempts) not in self._clients:
+                config = _import("botocore.config").Config(
+                    connect_timeout=_CONNECT_S,
+                    read_timeout=_READ_S,
+                    retries={"mode": "standard", "total_max_attempts": attempts},
+                    max_pool_connections=16,
+                    user_agent_extra="cavvy",
+                )
+                endpoint = self._settings.get("endpoint") or None
+                client = self._get_session_locked().client(
+                    service, region_name=region, config=config, endpoint_url=endpoint
+                )
+                self._clients[service, region, attempts] = client
+            return self._clients[service, region, attempts]
+
+    def _get_session(self) -> Any:
+        with self._lock:
+            return self._get_session_locked()
+
+    def _get_session_locked(self) -> Any:
+        if self._session is None:
+            errors = _import("botocore.exceptions")
+            try:
+                self._session = _import("boto3").Session(profile_name=self._settings.get("profile") or None)
+            except errors.BotoCoreError as error:
+                raise Refused(f"[providers.aws]: {error}") from error
+        return self._session
+
+
+def _import(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise Refused("the provider aws needs boto3: pip install 'cavvy[aws]'") from error
+
+
+def camel(operation: str) -> str:
+    """AWS's name of an operation that boto3 calls so."""
+    return "".join(word.capitalize() for word in operation.split("_"))

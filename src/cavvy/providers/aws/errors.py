@@ -1,0 +1,97 @@
+"""EC2's error codes by what the caller does next.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html lists them.
+"""
+
+from cavvy.providers.base import NoCapacity, NotFound, ProviderError, Refused, TryAgain
+
+ELSEWHERE = frozenset(
+    {
+        "InsufficientInstanceCapacity",
+        "InsufficientHostCapacity",
+        "InsufficientReservedInstanceCapacity",
+        "InsufficientCapacity",
+        "InsufficientCapacityOnHost",
+        "InsufficientFreeAddressesInSubnet",
+        "InsufficientAddressCapacity",
+        "InsufficientVolumeCapacity",
+        "VolumeTypeNotAvailableInZone",
+        "SpotMaxPriceTooLow",
+        "ReservationCapacityExceeded",
+        "UnfulfillableCapacity",
+        "Unsupported",  # this type in that zone
+        "UnsupportedOperation",
+        "InvalidAvailabilityZone",
+        "InvalidZone.NotFound",
+        "InvalidCapacityReservationId.NotFound",  # it was offered a moment ago
+        "InvalidCapacityReservationState.PendingActivation",
+        "InvalidCapacityReservationState.Unavailable",
+    }
+)
+LATER = frozenset(
+    {
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "EC2ThrottledException",
+        "PriorRequestNotComplete",
+        "TooManyRequestsException",
+        "InternalError",
+        "InternalFailure",
+        "InternalServerError",
+        "InternalServiceError",
+        "ServiceException",
+        "Unavailable",
+        "ServiceUnavailable",
+        "RequestExpired",
+        "RequestTimeout",
+        "IdempotentRequestInProgress",
+        "DependencyViolation",
+        "InvalidPlacementGroup.InUse",
+        "IncorrectState",
+    }
+)
+SAME_TOKEN = frozenset({"IdempotentParameterMismatch", "IdempotentInstanceTerminated"})  # the launch was made before
+_HINTS = {
+    "VcpuLimitExceeded": "the account's quota of vCPUs for this family is used up; ask AWS for more (Service Quotas)",
+    "MaxSpotInstanceCountExceeded": "the account's spot quota for this family is used up; ask AWS for more",
+    "InstanceLimitExceeded": "the account's quota of instances is used up; ask AWS for more (Service Quotas)",
+    "UnauthorizedOperation": "the account may not do this; `cavvy check aws --policy` prints what it needs",
+    "AccessDeniedException": "the account may not do this; `cavvy check aws --policy` prints what it needs",
+    "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or write ~/.aws/credentials",
+    **dict.fromkeys(
+        ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch"),
+        "AWS does not accept the credentials: see that the key is whole and still active",
+    ),
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException"), "the credentials have expired; sign in again"),
+    "PendingVerification": "AWS still verifies the account for this region; it takes some hours",
+    "VPCIdNotSpecified": "the region has no default VPC; name one with `resources.network` or in [providers.aws]",
+    "OptInRequired": "the account has not accepted the terms of this image or region",
+}
+_LIMIT = "a limit of the account is reached; ask AWS for more (Service Quotas)"
+
+
+class Fault(Exception):
+    """What AWS answered instead of doing it; `status` 0 where there was no answer."""
+
+    def __init__(self, code: str, message: str, status: int = 0) -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code, self.message, self.status = code, message, status
+
+
+def translate(fault: Fault, what: str, *, making: bool = False) -> ProviderError:
+    """The seam's error for a fault of the call `what`; `making`: of something for a launch, which may go elsewhere."""
+    limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
+    hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")
+    text = f"{what}: {fault}" + (f"; {hint}" if hint else "")
+    if making and fault.code in ELSEWHERE:
+        return NoCapacity(text)
+    if fault.code in LATER or fault.status >= 500 or (fault.status == 0 and fault.code == "Unreachable"):
+        return TryAgain(text)
+    gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
+    if gone and not making:  # else something that the user named is not there
+        return NotFound(text)
+    return Refused(text)

@@ -1,0 +1,77 @@
+"""Which machine image nodes boot: the one that the settings name, or the newest of AWS's own for the type."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.shapes import Shape
+from cavvy.providers.base import NotFound, Refused
+
+# Public parameters of Systems Manager, kept by AWS: https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
+_DEEP_LEARNING = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+# https://docs.aws.amazon.com/linux/al2023/ug/ec2.html
+_PLAIN = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{arch}"
+
+_RESOLVED_AGE = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A machine image: its id, and its root disk's device and least size."""
+
+    id: str
+    root: str
+    size_gib: int
+
+
+class Images:
+    """Looks images up: what a parameter says every few minutes, what an image is only once."""
+
+    def __init__(self, account: Account, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._account, self._settings = account, settings
+        self._now = now
+        self._known: dict[tuple[str, str], Image] = {}
+        self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
+
+    async def choose(self, region: str, shape: Shape) -> Image:
+        """Raises Refused where there is none, TryAgain."""
+        named = str(self._settings.get("image") or "")
+        if not named:
+            named = (_DEEP_LEARNING if shape.nvidia else _PLAIN).format(arch=shape.architecture)
+        if not named.startswith("ami-"):
+            named = await self._resolve(region, named.removeprefix("resolve:ssm:").removeprefix("ssm:"))
+        if (region, named) not in self._known:
+            self._known[region, named] = await self._describe(region, named)
+        return self._known[region, named]
+
+    async def _resolve(self, region: str, parameter: str) -> str:
+        at, known = self._resolved.get((region, parameter), (None, ""))
+        if at is not None and self._now() - at < _RESOLVED_AGE:
+            return known
+        try:
+            told = await self._account.ask(region, "ssm", "get_parameter", Name=parameter)
+        except NotFound as error:
+            raise Refused(f"image: {region} has no parameter {parameter}") from error
+        except Refused as error:
+            raise Refused(f"image: the parameter {parameter} cannot be read: {error}") from error
+        value = str(told["Parameter"]["Value"])
+        self._resolved[region, parameter] = (self._now(), value)
+        return value
+
+    async def _describe(self, region: str, named: str) -> Image:
+        try:
+            told = await self._account.ask(region, "ec2", "describe_images", ImageIds=[named])
+        except NotFound as error:
+            raise Refused(f"image: {error}") from error
+        if not told.get("Images"):
+            raise Refused(f"image: there is no {named} in {region}, or this account may not use it")
+        image = told["Images"][0]
+        root = str(image.get("RootDeviceName") or "/dev/xvda")
+        sizes = [
+            int(each.get("Ebs", {}).get("VolumeSize", 0))
+            for each in image.get("BlockDeviceMappings", [])
+            if each.get("DeviceName") == root
+        ]
+        return Image(id=named, root=root, size_gib=max(sizes, default=0))

@@ -1,0 +1,283 @@
+"""One gang as one request to EC2: all nodes or none, under a client token made of the gang's name."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
+from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.books import Books, Instance, Record
+from cavvy.providers.aws.errors import SAME_TOKEN, Fault, translate
+from cavvy.providers.aws.images import Images
+from cavvy.providers.aws.market import Market
+from cavvy.providers.aws.network import Networks, make_tags
+from cavvy.providers.aws.shapes import Shape, split_patterns
+from cavvy.providers.aws.volumes import Volumes
+from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the task asks of the network and disk, with the settings' words where it says nothing."""
+
+    vpc: str | None
+    subnet: str | None
+    groups: Sequence[str]
+    key: str | None
+    public_ip: bool | None
+    disk_gib: int
+    disk_type: str
+    efa: bool
+    placement_group: bool
+
+
+def make_wishes(gang: GangSpec, settings: Mapping[str, Scalar]) -> Wishes:
+    need = gang.network or NetworkNeed()
+
+    def text(name: str) -> str | None:
+        return str(settings.get(name) or "") or None
+
+    return Wishes(
+        vpc=need.vpc or (None if need.subnet else text("vpc")),
+        subnet=need.subnet or (None if need.vpc else text("subnet")),
+        groups=need.security_groups or split_patterns(text("security_groups") or ""),
+        key=need.key or text("key"),
+        public_ip=need.public_ip,
+        disk_gib=max(gang.disk_gib or 0, int(settings.get("disk_gib", 100) if gang.disk_gib is None else 8)),
+        disk_type=gang.disk_type or text("disk_type") or "gp3",
+        efa=bool(settings.get("efa", True)),
+        placement_group=bool(settings.get("placement_group", True)),
+    )
+
+
+class Launcher:
+    """Launches gangs; what may be left of one that failed is in the books until it is gone."""
+
+    def __init__(
+        self,
+        account: Account,
+        market: Market,
+        books: Books,
+        networks: Networks,
+        volumes: Volumes,
+        settings: Mapping[str, Scalar],
+        *,
+        mark: str,
+        server: str,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._account, self._market, self._books, self._networks = account, market, books, networks
+        self._volumes = volumes
+        self._images = Images(account, settings, now)
+        self._settings, self._mark, self._now = settings, mark, now
+        self._server = server  # its address, as nodes call it
+        self._choosing = asyncio.Lock()  # two gangs do not choose one volume
+
+    async def launch(self, gang: GangSpec, write: Callable[[Record], Awaitable[str]]) -> None:
+        """As Provider.launch; the caller holds the gang's lock. `write` makes the nodes' user data."""
+        record = self._books.get(gang.name)
+        if record is not None and (record.launched or record.removed or record.ended_at is not None):
+            return
+        region = gang.offer.region
+        shape = await self._shape(gang)
+        wishes = make_wishes(gang, self._settings)
+        if record is None:
+            async with self._choosing if any(each.kind is VolumeKind.NAMED for each in gang.volumes) else nullcontext():
+                record = await self._plan(gang, shape, wishes)
+                self._books.put(record)
+        tags = make_tags(self._mark, gang.name, gang.labels)
+        try:
+            record = await self._volumes.make(record, gang.labels)
+            record, groups = await self._make_network(record, shape, wishes, tags)
+            request = await self._request(gang, record, shape, wishes, groups, tags)
+            user_data = await write(record)
+            told = await self._account.call(region, "ec2", "run_instances", UserData=user_data, **request)
+        except Fault as fault:
+            if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
+                return
+            what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {record.zone or region}"
+            error = translate(fault, what, making=True)
+            if _is_hidden(fault, record):
+                error = TryAgain(f"{what}: what was just made for it does not show yet: {fault}")
+            await self._give_up(self._books.get(gang.name) or record, error)
+            raise error from fault
+        except (NoCapacity, Refused) as error:
+            await self._give_up(self._books.get(gang.name) or record, error)
+            raise
+        instances = tuple(
+            Instance(id=str(each["InstanceId"]), rank=int(each.get("AmiLaunchIndex", 0)), started_at=each["LaunchTime"])
+            for each in told.get("Instances", [])
+        )
+        self._books.put(replace(record, launched=True, instances=instances))
+
+    async def _shape(self, gang: GangSpec) -> Shape:
+        offer = gang.offer
+        if offer.region not in await self._account.regions():
+            raise NoCapacity(f"{offer.key}: {offer.region} is not one of the regions in [providers.aws] regions")
+        shape = await self._market.shape(offer.region, offer.instance_type)
+        if shape is None:
+            raise NoCapacity(f"{offer.key}: EC2 has no {offer.instance_type} in {offer.region}")
+        return shape
+
+    async def _plan(self, gang: GangSpec, shape: Shape, wishes: Wishes) -> Record:
+        """Choose what is not fixed by the gang. Raises NoCapacity, Refused, TryAgain."""
+        offer = gang.offer
+        disks, zone = await self._volumes.plan(gang)
+        there = self._market.zones(offer.region, shape.type)
+        if zone not in (None, *there):
+            raise NoCapacity(f"{offer.key}: EC2 has no {shape.type} in {zone}, only in {', '.join(there) or 'no zone'}")
+        subnet = None
+        if wishes.subnet or wishes.vpc or wishes.public_ip is not None or (disks and zone is None):  # else EC2 chooses
+            zones = there if zone is None else (zone,)
+            subnet = await self._networks.subnet(offer.region, wishes.subnet, wishes.vpc, zones)
+            many = wishes.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
+            given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
+            public = given if wishes.public_ip is None else wishes.public_ip
+            await self._networks.check_way(offer.region, subnet, self._server, public=public)
+        reserved = await self._market.reservation(offer, gang.nodes)
+        if reserved is None and offer.zone is not None and offer.purchase is not Purchase.SPOT:
+            raise NoCapacity(f"{offer.key}: no reservation with {gang.nodes} free instances")
+        image = await self._images.choose(offer.region, shape)
+        together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
+        return Record(
+            name=gang.name,
+            region=offer.region,
+            zone=zone or (str(subnet["AvailabilityZone"]) if disks and subnet else None),
+            type=offer.instance_type,
+            spot=offer.purchase is Purchase.SPOT,
+            nodes=gang.nodes,
+            intended_at=self._now(),
+            image=image.id,
+            root=image.root,
+            disk_gib=max(wishes.disk_gib, image.size_gib),
+            subnet=str(subnet["SubnetId"]) if subnet else None,
+            reservation=reserved.id if reserved else None,
+            block=reserved.block if reserved else False,
+            ends_at=reserved.ends_at if reserved else None,
+            makes_group=not wishes.groups,
+            makes_placement=together and wishes.placement_group and reserved is None,
+            disks=disks,
+        )
+
+    async def _make_network(
+        self, record: Record, shape: Shape, wishes: Wishes, tags: Sequence[Mapping[str, str]]
+    ) -> tuple[Record, Sequence[str]]:
+        """Groups that the nodes are in; makes what the record says is to be made, and writes down what it is."""
+        if record.makes_placement:
+            await self._networks.make_placement(record.region, record.name, tags)
+        if not record.makes_group:
+            return record, list(wishes.groups)
+        if record.group is not None:
+            return record, [record.group]
+        vpc = wishes.vpc
+        if record.subnet is not None and vpc is None:
+            vpc = str((await self._networks.find_subnet(record.region, record.subnet))["VpcId"])
+        whole = record.nodes > 1
+        efa = whole and self._adapters(record, shape, wishes) > 0
+        group = await self._networks.make_group(record.region, record.name, vpc, tags, whole=whole, efa=efa)
+        record = replace(record, group=group)
+        self._books.put(record)
+        return record, [group]
+
+    def _adapters(self, record: Record, shape: Shape, wishes: Wishes) -> int:
+        """How many Elastic Fabric Adapters each node gets. With several network cards there is no public address."""
+        if not wishes.efa or record.nodes == 1 or not shape.efa:
+            return 0
+        return shape.efa if record.subnet is not None and wishes.public_ip is not True else int(shape.efa_card == 0)
+
+    async def _request(
+        self, gang: GangSpec, record: Record, shape: Shape, wishes: Wishes, groups: Sequence[str],
+        tags: Sequence[Mapping[str, str]],
+    ) -> dict[str, object]:  # fmt: skip
+        kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if record.spot else [])
+        disk = {"VolumeSize": record.disk_gib, "VolumeType": wishes.disk_type, "DeleteOnTermination": True}
+        request: dict[str, object] = {
+            "ClientToken": make_token(self._mark, gang.name),
+            "ImageId": record.image,
+            "InstanceType": record.type,
+            "MinCount": gang.nodes,
+            "MaxCount": gang.nodes,
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            # Version 2 only; the second hop is for containers.
+            "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},
+            "BlockDeviceMappings": [{"DeviceName": record.root, "Ebs": disk}],
+            "TagSpecifications": [{"ResourceType": kind, "Tags": list(tags)} for kind in kinds],
+        }
+        if wishes.key:
+            request["KeyName"] = wishes.key
+        placement = {"AvailabilityZone": record.zone} if record.zone else {}
+        placement |= {"GroupName": record.name} if record.makes_placement else {}
+        if placement:
+            request["Placement"] = placement
+        if record.spot:
+            options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+        if record.reservation:
+            target = {"CapacityReservationId": record.reservation}
+            request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+        if record.block:
+            request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+        adapters = self._adapters(record, shape, wishes)
+        if adapters or wishes.public_ip is not None:
+            request["NetworkInterfaces"] = make_interfaces(
+                record.subnet, groups, adapters, wishes.public_ip, first=shape.efa_card
+            )
+        else:
+            request["SecurityGroupIds"] = list(groups)
+            request |= {"SubnetId": record.subnet} if record.subnet else {}
+        return request
+
+    async def _give_up(self, record: Record, error: Exception) -> None:
+        """Nothing was started: remove what was made for it, now or later."""
+        if isinstance(error, TryAgain):  # perhaps it was
+            return
+        try:
+            gone = await self._volumes.remove_made(record)
+            gone = await self._networks.remove_made(record) and gone
+        except (TryAgain, Refused):
+            gone = False
+        if gone:
+            self._books.drop(record.name)
+        else:
+            self._books.put(replace(record, ended_at=self._now()))
+
+
+def _is_hidden(fault: Fault, record: Record) -> bool:
+    """Whether EC2 misses what it has made for this gang a moment ago, as it may.
+
+    https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
+    """
+    made = {"InvalidGroup.NotFound": record.group is not None, "InvalidPlacementGroup.Unknown": record.makes_placement}
+    return made.get(fault.code, False)
+
+
+def make_token(mark: str, gang: str) -> str:
+    """Names the request for EC2: the same gang of the same installation is granted once. At most 64 characters."""
+    return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
+
+
+def make_interfaces(
+    subnet: str | None, groups: Sequence[str], adapters: int, public_ip: bool | None, *, first: int = 0
+) -> list[Mapping[str, object]]:
+    """Network interfaces: one, or with EFA one for each card from `first` on; card 0 is the machine's address.
+
+    Devices are counted on each card anew, and some cards take but one:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    """
+    found: list[Mapping[str, object]] = []
+    cards = range(max(1, first + adapters if adapters else 1))
+    for card in cards:
+        each: dict[str, object] = {"DeviceIndex": 0, "Groups": list(groups), "DeleteOnTermination": True}
+        each |= {"SubnetId": subnet} if subnet else {}
+        if adapters:
+            each["NetworkCardIndex"] = card
+        if adapters and card >= first:
+            each["InterfaceType"] = "efa" if card == 0 else "efa-only"
+        if card == 0 and public_ip is not None and len(cards) == 1:
+            each["AssociatePublicIpAddress"] = public_ip
+        found.append(each)
+    return found

@@ -1,0 +1,79 @@
+"""The least that an IAM user or role needs for this provider, as an IAM policy."""
+
+import json
+
+# Every action that this package calls, and what for; a test's stand-in refuses whatever is not here.
+READS = (
+    "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeCapacityReservations",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRegions",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVolumes",
+    "pricing:GetProducts",
+    "servicequotas:ListServiceQuotas",
+    "ssm:GetParameter",
+    "sts:GetCallerIdentity",
+)
+MAKES = ("ec2:RunInstances", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:CreateVolume")
+# Only of what carries our tag: whatever else the account holds cannot be touched.
+CHANGES_OURS = (
+    "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:DeletePlacementGroup",
+    "ec2:DeleteSecurityGroup",
+    "ec2:DeleteVolume",
+    "ec2:ModifyInstanceAttribute",
+    "ec2:TerminateInstances",
+)
+TAG = "cavvy:installation"
+
+
+def make_policy() -> str:
+    """IAM JSON. Tags can be given only to what is being made in the same call."""
+    statements = [
+        {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
+        {"Sid": "Make", "Effect": "Allow", "Action": list(MAKES), "Resource": "*"},
+        {
+            "Sid": "TagWhatIsMade",
+            "Effect": "Allow",
+            "Action": "ec2:CreateTags",
+            "Resource": "*",
+            "Condition": {"StringEquals": {"ec2:CreateAction": [each.removeprefix("ec2:") for each in MAKES]}},
+        },
+        {
+            "Sid": "ChangeOurs",
+            "Effect": "Allow",
+            "Action": list(CHANGES_OURS),
+            "Resource": "*",
+            "Condition": {"Null": {f"aws:ResourceTag/{TAG}": "false"}},
+        },
+        {  # any volume that a task names, to a node of ours
+            "Sid": "AttachVolumes",
+            "Effect": "Allow",
+            "Action": "ec2:AttachVolume",
+            "Resource": "arn:aws:ec2:*:*:volume/*",
+        },
+        {
+            "Sid": "AttachToOurs",
+            "Effect": "Allow",
+            "Action": "ec2:AttachVolume",
+            "Resource": "arn:aws:ec2:*:*:instance/*",
+            "Condition": {"Null": {f"aws:ResourceTag/{TAG}": "false"}},
+        },
+        {
+            "Sid": "FirstSpot",
+            "Effect": "Allow",
+            "Action": "iam:CreateServiceLinkedRole",
+            "Resource": "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+            "Condition": {"StringLike": {"iam:AWSServiceName": "spot.amazonaws.com"}},
+        },
+    ]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=2)

@@ -1,0 +1,69 @@
+"""What EC2's machines cost: on-demand prices of the Price List API, spot prices of EC2 itself."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.aws.account import Account, Json
+
+_PRICE_LISTS = "us-east-1"  # where the Price List API is; others would do as well
+_CHUNK = 100  # instance types named in one question
+LINUX = "Linux/UNIX"
+# One price per type: Linux, shared hardware, no licence, as one starts it.
+_FILTERS = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+    "marketoption": "OnDemand",
+}
+Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, since, price
+
+
+async def fetch_on_demand(account: Account, region: str, types: Sequence[str]) -> Mapping[str, HourlyRate]:
+    """On-demand prices by instance type; few types are asked for one by one, else the region's whole list is read."""
+    base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
+    asked = [[*base, _filter("instanceType", each)] for each in types] if 0 < len(types) <= 20 else [base]
+    found: dict[str, HourlyRate] = {}
+    for filters in asked:
+        items = await account.pages(
+            _PRICE_LISTS, "pricing", "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters
+        )
+        for item in items:
+            name, rate = read_product(json.loads(str(item)))
+            if name and rate is not None:
+                found[name] = rate
+    return found
+
+
+def read_product(item: Json) -> tuple[str, HourlyRate | None]:
+    """The type and hourly price of one entry of the list; None where it has none in dollars per hour."""
+    name = str(item.get("product", {}).get("attributes", {}).get("instanceType", ""))
+    for term in item.get("terms", {}).get("OnDemand", {}).values():
+        for price in term.get("priceDimensions", {}).values():
+            usd = Decimal(str(price.get("pricePerUnit", {}).get("USD", "0")))
+            if price.get("unit") == "Hrs" and usd > 0:
+                return name, parse_rate(usd)
+    return name, None
+
+
+async def fetch_spot(
+    account: Account, region: str, types: Sequence[str], since: datetime, zone: str | None = None
+) -> Sequence[Spot]:
+    """Spot prices since a time, oldest first; the first of each type and zone is the one in force at that time."""
+    chunks = [types[start : start + _CHUNK] for start in range(0, len(types), _CHUNK)]
+    found: list[Spot] = []
+    for chunk in chunks:
+        arguments = {"InstanceTypes": list(chunk), "ProductDescriptions": [LINUX], "StartTime": since}
+        if zone:
+            arguments["AvailabilityZone"] = zone
+        for each in await account.pages(region, "ec2", "describe_spot_price_history", "SpotPriceHistory", **arguments):
+            rate = parse_rate(str(each["SpotPrice"]))
+            found.append((str(each["InstanceType"]), str(each["AvailabilityZone"]), each["Timestamp"], rate))
+    return sorted(found, key=lambda spot: (spot[2], spot[1], spot[0]))
+
+
+def _filter(field: str, value: str) -> Mapping[str, str]:
+    return {"Type": "TERM_MATCH", "Field": field, "Value": value}

@@ -1,0 +1,92 @@
+"""What EC2 says of its instance types, as shapes that offers are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from cavvy.catalog.accelerators import identify
+from cavvy.providers.aws.account import Json
+
+GENERAL = ("c7i.*", "m7i.*", "r7i.*", "t3.*")  # offered without being named, beside everything with accelerators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One instance type."""
+
+    type: str
+    vcpus: int
+    memory_mib: int
+    accelerator: str | None = None
+    accelerator_count: int = 0
+    accelerator_memory_mib: int = 0
+    network_mbps: int | None = None
+    efa: int = 0  # Elastic Fabric Adapters that it can have, one on each network card
+    efa_card: int = 0  # the first card with one; with 1 the machine's own address is on a card without
+    cluster: bool = False  # can be in a cluster placement group
+    nvidia: bool = False
+    architecture: str = "x86_64"
+    spot: bool = True
+    on_demand: bool = True
+
+
+def read_shape(told: Json) -> Shape | None:
+    """One entry of DescribeInstanceTypes; None where its accelerators are not in the catalog, or are parts of one."""
+    name, count, memory = "", 0, 0
+    for field, inner in (("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices")):
+        for each in (told.get(field) or {}).get(inner, []):
+            if each.get("GpuPartitionSize", 1) < 1:
+                return None
+            name, count = str(each.get("Name", "")), count + int(each.get("Count", 0))
+            memory = int(each.get("MemoryInfo", {}).get("SizeInMiB", 0))
+    known = identify(name, memory or None) if count else None
+    if count and known is None:
+        return None
+    if (told.get("InferenceAcceleratorInfo") or told.get("FpgaInfo") or told.get("MediaAcceleratorInfo")) and not count:
+        return None
+    network = told.get("NetworkInfo") or {}
+    fabric = _list_fabric(network)
+    cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
+    classes = told.get("SupportedUsageClasses") or ("on-demand",)
+    architectures = (told.get("ProcessorInfo") or {}).get("SupportedArchitectures") or ("x86_64",)
+    return Shape(
+        type=str(told["InstanceType"]),
+        vcpus=int(told["VCpuInfo"]["DefaultVCpus"]),
+        memory_mib=int(told["MemoryInfo"]["SizeInMiB"]),
+        accelerator=known.accelerator.name if known else None,
+        accelerator_count=count,
+        accelerator_memory_mib=(known.memory_mib or memory) if known else 0,
+        network_mbps=round(sum(cards) * 1000) if cards and all(cards) else None,
+        efa=len(fabric),
+        efa_card=min(fabric, default=0),
+        cluster="cluster" in (told.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
+        nvidia=any(gpu.get("Manufacturer") == "NVIDIA" for gpu in (told.get("GpuInfo") or {}).get("Gpus", [])),
+        architecture="arm64" if "arm64" in architectures else "x86_64",
+        spot="spot" in classes,
+        on_demand="on-demand" in classes,
+    )
+
+
+def _list_fabric(network: Json) -> Sequence[int]:
+    """Network cards that take an Elastic Fabric Adapter, as many as the type may have."""
+    if not network.get("EfaSupported"):
+        return ()
+    most = int((network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0))
+    cards = network.get("NetworkCards", [])
+    return [
+        int(card.get("NetworkCardIndex", place))
+        for place, card in enumerate(cards)
+        if "efa" in card.get("InterfaceTypes", ("efa",))  # older answers do not say
+    ][:most]
+
+
+def split_patterns(text: str) -> Sequence[str]:
+    """The setting `instances`."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def is_offered(shape: Shape, patterns: Sequence[str]) -> bool:
+    """Whether the settings want this type."""
+    if patterns:
+        return any(fnmatchcase(shape.type, pattern) for pattern in patterns)
+    return shape.accelerator_count > 0 or any(fnmatchcase(shape.type, pattern) for pattern in GENERAL)

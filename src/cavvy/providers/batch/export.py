@@ -1,0 +1,61 @@
+"""A task as work that runs without Cavvy: what the exports of Slurm, PBS and Kubernetes have in common."""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from cavvy.domain.tasks import Task
+
+MASTER_PORT = 29500  # torchrun's default
+
+
+def list_notes(task: Task) -> Sequence[str]:
+    """What the script leaves to its user, each as a comment's text."""
+    notes = [
+        f"Set {name} in your environment before you submit; its value is not written here." for name in task.secrets
+    ]
+    if task.image is not None:
+        notes.append(f"The task names the image {task.image}; run the work in it by your cluster's means.")
+    if task.image_build is not None:
+        notes.append(f"Build the image of {task.image_build.path}/{task.image_build.dockerfile}; run the work in it.")
+    if task.workdir is not None and task.workdir.git is not None:
+        notes.append(f"Submit this from a clone of {task.workdir.git} at {task.workdir.commit or 'its newest commit'}.")
+    elif task.workdir is not None and task.workdir.path is not None:
+        notes.append(f"Submit this from the folder {task.workdir.path}, which all nodes must see.")
+    notes += [f"Copy {each.source} to {each.target} before it starts." for each in task.inputs]
+    notes += [f"Copy {each.source} to {each.target} when it has ended." for each in task.outputs]
+    notes += [f"See to it that nodes have {each.source} under {each.path}." for each in task.volumes]
+    if task.checkpoint is not None:
+        notes.append(f"Checkpoints stay in {task.checkpoint.path}; nobody starts the work again.")
+    return notes
+
+
+def list_exports(task: Task, nodes: int) -> Sequence[str]:
+    """`list_variables` as `export` lines."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()]
+
+
+def list_variables(task: Task, nodes: int) -> dict[str, str]:
+    """What Cavvy would promise the work on every node, but for its rank and the addresses."""
+    variables = dict(task.env)
+    for name, value in task.params.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        variables["CAVVY_PARAM_" + re.sub(r"\W", "_", name).upper()] = text
+    variables |= {"MASTER_PORT": str(MASTER_PORT), "NNODES": str(nodes)}
+    if task.checkpoint is not None:
+        variables["CAVVY_CHECKPOINT_DIR"] = task.checkpoint.path
+    return variables
+
+
+def make_work(task: Task) -> str:
+    """`setup`, then `run`, as one program of a shell."""
+    parts = ["set -e", task.setup.rstrip("\n"), "set +e"] if task.setup else []
+    return "\n".join([*parts, task.run.rstrip("\n")]) + "\n"
+
+
+def here_document(text: str) -> str:
+    """A here-document that the shell takes as it is; its end is a word that the text has not."""
+    word = "CAVVY_WORK"
+    while word in text:
+        word += "_"
+    return f"<<'{word}'\n{text}{word}"

@@ -1,0 +1,133 @@
+"""Parts of nodes as offers: so many accelerators with their share of CPUs and memory, or CPUs alone."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from cavvy.catalog.accelerators import find_accelerator, is_match, nominal_memory
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate, parse_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What nodes of one kind have. `gpu` is what the cluster calls their GPUs, "" where it has no word for them."""
+
+    cpus: int
+    memory_mib: int
+    gpus: int
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Per hour of an accelerator, and of a node of which no accelerator is held."""
+
+    gpu: HourlyRate
+    node: HourlyRate
+
+
+class RateOf:
+    """What one accelerator costs by the hour: "2.5", or "H100=2.5 A100=1.2 1" with the rest last."""
+
+    def __init__(self, text: str) -> None:
+        words = text.replace(",", " ").split()
+        self._named = [(name, parse_rate(rate)) for name, equals, rate in (w.partition("=") for w in words) if equals]
+        plain = [parse_rate(word) for word in words if "=" not in word]
+        if len(plain) > 1:
+            raise ValueError(f"{text!r} has more than one rate without a name")
+        self._rest = plain[0] if plain else HourlyRate(0)
+
+    def __call__(self, product: str) -> HourlyRate:
+        name, _ = identify_gpu(product)
+        return next((rate for wish, rate in self._named if is_match(name, wish)), self._rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an offer is: `taken` says that its nodes may be taken back, `widest` how many CPUs a node has at most.
+
+    `pool` names the nodes, as `name_pool` does.
+    """
+
+    provider: str
+    cluster: str
+    queue: str
+    taken: bool
+    widest: int
+    pool: str = ""
+
+
+def list_parts(shape: Shape) -> Sequence[Shape]:
+    """The parts of a node that are offered: each number of accelerators, and CPUs alone in powers of two."""
+    parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
+    return [*parts, *(_part(shape, count / shape.gpus, count) for count in range(1, shape.gpus + 1))]
+
+
+def make_offer(place: Place, shape: Shape, part: Shape, prices: Prices, *, capacity: int | None, source: str) -> Offer:
+    """The offer of a part of nodes of this shape."""
+    name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
+    width = len(str(place.widest))  # so that of equal prices the smallest comes first
+    size = f"{part.cpus:0{width}}cpu-{round(part.memory_mib / 1024)}gb"
+    kind = f"{shape.gpus}x{shape.gpu or 'gpu'}-{shape.cpus}cpu-{round(shape.memory_mib / 1024)}gb"
+    share = HourlyRate(prices.node.times(part.cpus).micros_per_hour // shape.cpus)
+    return Offer(
+        provider=place.provider,
+        region=place.cluster,
+        zone=place.queue,
+        instance_type=kind if part.gpus else size,
+        accelerator=name,
+        accelerator_count=part.gpus,
+        accelerator_memory_mib=memory,
+        vcpus=part.cpus,
+        memory_mib=part.memory_mib,
+        purchase=Purchase.SPOT if place.taken else Purchase.ON_DEMAND,
+        rate=prices.gpu.times(part.gpus) if part.gpus else share,
+        capacity=capacity,
+        pool=place.pool,
+        source=source,
+    )
+
+
+def count_gpus(shapes: Iterable[Shape]) -> str:
+    """The GPUs of nodes for people, such as "8 x h100, 4 x a100"."""
+    found = Counter[str]()
+    for shape in shapes:
+        if shape.gpus:
+            found[shape.gpu or "gpu"] += shape.gpus
+    return ", ".join(f"{count} x {name}" for name, count in found.items()) or "none"
+
+
+def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
+    """One name for nodes and whatever shares some with them, such as partitions that overlap: the first of all."""
+    found, left = set(nodes), [set(group) for group in groups]
+    while touching := [group for group in left if not found.isdisjoint(group)]:
+        left = [group for group in left if found.isdisjoint(group)]
+        found.update(*touching)
+    return min(found)
+
+
+def gpu_of(offer: Offer) -> str:
+    """What the cluster calls the offer's accelerators; "" where it has none, or no word for them."""
+    if not offer.accelerator_count:
+        return ""
+    kind = offer.instance_type.partition("x")[2].rsplit("-", 2)[0]
+    return "" if kind == "gpu" else kind
+
+
+def identify_gpu(word: str) -> tuple[str, int]:
+    """The canonical name and memory of what a cluster calls so; the memory is 0 where the product has several."""
+    known = find_accelerator(word) if word else None
+    if known is None:
+        return word or "gpu", 0
+    return known.accelerator.name, known.memory_mib or nominal_memory(known.accelerator, None) or 0
+
+
+def _sizes(cpus: int) -> Sequence[int]:
+    powers = [1 << power for power in range(cpus.bit_length()) if 1 << power < cpus]
+    return [*powers, cpus]
+
+
+def _part(shape: Shape, share: float, gpus: int) -> Shape:
+    cpus = max(1, int(shape.cpus * share))
+    return Shape(cpus=cpus, memory_mib=int(shape.memory_mib * share), gpus=gpus, gpu=shape.gpu if gpus else "")

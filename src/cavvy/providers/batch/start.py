@@ -1,0 +1,68 @@
+"""Runs on each node as a step of the batch job: fits the gang's configuration to this rank and becomes the agent.
+
+Usage: python start.py AGENT GANG_FOLDER RANK. It needs nothing of ours and any Python from 3.8 on,
+and is read by older ones, so that it can say so.
+"""
+
+import json
+import os
+import runpy
+import socket
+import sys
+
+VISIBLE = (("CUDA_VISIBLE_DEVICES", "nvidia"), ("ROCR_VISIBLE_DEVICES", "amd"), ("ZE_AFFINITY_MASK", "intel"))
+
+
+def main(agent: str, folder: str, rank: int) -> None:
+    if sys.version_info < (3, 8):  # noqa: UP036 - nodes bring their own Python
+        refuse(folder)
+    with open(folder + "/config.json", encoding="utf-8") as file:
+        config = json.load(file)
+    home = f"{folder}/{rank}"
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    config.update(rank=rank, home=home, node_address=find_address(), **find_devices(config.pop("accelerators")))
+    config["address"] = f"mailbox:{config['address']}.{rank}"
+    if os.environ.pop("CAVVY_BOXED", ""):  # this step runs in the work's image already
+        config["boxed"] = True
+    path = home + "/config.json"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    sys.argv = [agent, path]
+    runpy.run_path(agent + "/__main__.py", run_name="__main__")
+
+
+def refuse(folder: str) -> None:
+    found = f"{sys.executable} of {os.uname().nodename} is Python {sys.version.split()[0]}"
+    with open(folder + "/refusal", "w") as file:
+        file.write(found + "; the agent needs 3.8 or newer: name one by the setting `python`")
+    sys.exit(78)
+
+
+def find_devices(count: int) -> "dict[str, object]":
+    """What the batch system gave to this job: it says so by the variables that frameworks read."""
+    for name, vendor in VISIBLE:
+        given = [each for each in os.environ.get(name, "").split(",") if each]
+        if given and count:
+            indices = [int(each) for each in given if each.isdigit()]
+            found: dict[str, object] = {"devices": given, "vendor": vendor}
+            if len(indices) == len(given):
+                found["device_indices"] = indices
+            return found
+    return {} if count else {"devices": []}
+
+
+def find_address() -> str:
+    """Where other nodes of the gang reach this one: as the batch system names it, else as it names itself."""
+    for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
+        try:
+            found = socket.gethostbyname(name) if name else ""
+        except OSError:
+            continue
+        if found and not found.startswith("127."):
+            return found
+    return "127.0.0.1"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,190 @@
+"""What a place says of itself: its manifest, its offers, its hosts, what it cannot honour."""
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from cavvy.catalog.accelerators import find_accelerator
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import ImageBuild, NetworkNeed, Resources, SpotPolicy, Task, Volume, VolumeKind
+from cavvy.providers.base import Feature, Introduces, SettingKind, SharesHosts, StatesPolicy
+from cavvy.providers.contract.stage import FOREIGN, Play, Stage, Stories
+from cavvy.providers.objections import list_objections
+
+_VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract")
+
+
+class Offers(Stories):
+    """Looks that start nothing."""
+
+    def test_manifest(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            manifest = stage.ours.manifest
+            assert re.fullmatch(r"[a-z][a-z0-9-]*", manifest.name)
+            assert manifest.title
+            assert manifest.docs
+            assert all(isinstance(feature, Feature) and reason for feature, reason in manifest.lacks.items())
+            names = [setting.name for setting in manifest.settings]
+            assert len(names) == len(set(names))
+            assert all(setting.consequence for setting in manifest.settings)
+
+        play(story)
+
+    def test_offers_have_unique_keys_and_prices(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            offers = await stage.ours.offers()
+            assert offers
+            keys = [offer.key for offer in offers]
+            assert len(keys) == len(set(keys))
+            for offer in offers:
+                assert offer.provider == stage.ours.manifest.name
+                assert offer.rate.micros_per_hour >= 0
+                assert offer.minimum_charge >= timedelta(0)
+                assert offer.capacity is None or offer.capacity >= 0
+                assert (offer.accelerator is None) == (offer.accelerator_count == 0)
+
+        play(story)
+
+    def test_shared_offers_have_hosts(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            offers = [offer for offer in await stage.ours.offers() if offer.shared]
+            if not isinstance(stage.ours, SharesHosts):
+                assert not offers
+                return
+            hosts = await stage.ours.hosts()
+            names = [host.name for host in hosts]
+            assert len(names) == len(set(names))
+            assert all(name.startswith(f"{stage.ours.manifest.name}/") for name in names)
+            assert all(len(host.devices) == len(set(host.devices)) for host in hosts)
+            most = max((len(host.devices) for host in hosts), default=0)
+            assert all(offer.accelerator_count <= most for offer in offers)
+
+        play(story)
+
+    def test_introduction(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            if not isinstance(stage.ours, Introduces):
+                pytest.skip("this provider does not introduce itself")
+            facts = await stage.ours.introduce()
+            assert facts
+            assert all(what and value for what, value in facts)
+
+        play(story)
+
+    def test_settings_are_described(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            for setting in stage.ours.manifest.settings:
+                assert re.fullmatch(r"[a-z][a-z0-9_]*", setting.name), setting.name
+                if setting.kind in (SettingKind.TEXT, SettingKind.FLAG):
+                    assert setting.minimum is None
+                if setting.kind is SettingKind.FLAG:
+                    assert setting.default in (True, False)
+
+        play(story)
+
+    def test_offers_are_the_same_when_asked_again(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            first = {offer.key for offer in await stage.ours.offers()}
+            assert {offer.key for offer in await stage.ours.offers()} == first
+            stage.restart()
+            assert {offer.key for offer in await stage.ours.offers()} == first
+
+        play(story)
+
+    def test_offers_are_the_same_for_another_installation(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            ours = {(offer.key, offer.rate) for offer in await stage.ours.offers()}
+            assert {(offer.key, offer.rate) for offer in await stage.make(FOREIGN).offers()} == ours
+
+        play(story)
+
+    def test_offers_name_known_accelerators(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            for offer in await stage.ours.offers():
+                if offer.accelerator is not None:
+                    known = find_accelerator(offer.accelerator)
+                    assert known is not None, offer.accelerator
+                    assert known.accelerator.name == offer.accelerator
+
+        play(story)
+
+    def test_offers_have_places_and_sizes(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            for offer in await stage.ours.offers():
+                assert offer.region
+                assert offer.instance_type
+                assert not re.search(r"\s", offer.key), offer.key
+                assert min(offer.vcpus, offer.memory_mib, offer.accelerator_memory_mib, offer.disk_gib or 0) >= 0
+
+        play(story)
+
+    def test_spot_is_sold_only_where_the_manifest_says_so(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            spot = [offer for offer in await stage.ours.offers() if offer.purchase is Purchase.SPOT]
+            assert not (spot and Feature.SPOT in stage.ours.manifest.lacks)
+
+        play(story)
+
+    def test_capacity_that_is_used_is_not_offered(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            gang = await stage.spec("used")
+            await stage.ours.launch(gang)
+            await stage.place.settle()
+            stage.restart()
+            now = next((offer for offer in await stage.ours.offers() if offer.key == gang.offer.key), None)
+            before = gang.offer.capacity
+            assert before is None or gang.offer.shared or now is None or (now.capacity or 0) < before
+
+        play(story)
+
+    def test_hosts_are_the_same_when_asked_again(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            if not isinstance(stage.ours, SharesHosts):
+                pytest.skip("no hosts are shared here")
+            first = {(host.name, host.devices, host.kinds) for host in await stage.ours.hosts()}
+            stage.restart()
+            assert isinstance(stage.ours, SharesHosts)
+            assert {(host.name, host.devices, host.kinds) for host in await stage.ours.hosts()} == first
+
+        play(story)
+
+    def test_nothing_is_refused_of_a_plain_task(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            assert list_objections(Task(name="t", run="true"), stage.ours) == []
+
+        play(story)
+
+    @pytest.mark.parametrize(
+        ("feature", "task"),
+        [
+            (Feature.SPOT, Task(name="t", run="true", resources=Resources(spot=SpotPolicy.ONLY))),
+            (Feature.IMAGE, Task(name="t", run="true", image="box:1")),
+            (Feature.DISK, Task(name="t", run="true", resources=Resources(disk_type="gp3"))),
+            (Feature.NETWORK, Task(name="t", run="true", resources=Resources(network=NetworkNeed(min_mbps=1)))),
+            (Feature.GANG, Task(name="t", run="true", nodes=2)),
+            (Feature.BUILD, Task(name="t", run="true", image_build=ImageBuild(path="."))),
+            (Feature.LOGIN, Task(name="t", run="true", image="box:1", image_login="LOGIN")),
+            (Feature.VOLUMES, Task(name="t", run="true", volumes=(_VOLUME,))),
+            (Feature.MOUNTS, Task(name="t", run="true", volumes=(replace(_VOLUME, kind=VolumeKind.HOST),))),
+        ],
+        ids=["spot", "image", "disk", "network", "gang", "build", "login", "volumes", "mounts"],
+    )
+    def test_what_is_lacking_is_refused_with_its_reason(self, play: Play, feature: Feature, task: Task) -> None:
+        async def story(stage: Stage) -> None:
+            reason = stage.ours.manifest.lacks.get(feature)
+            objections = list_objections(task, stage.ours)
+            if reason is not None:
+                assert any(reason in objection for objection in objections)
+            assert all(re.match(r"[a-z_.]+: .", objection) for objection in objections), objections
+
+        play(story)
+
+    def test_the_rights_it_needs_are_stated(self, play: Play) -> None:
+        async def story(stage: Stage) -> None:
+            if not isinstance(stage.ours, StatesPolicy):
+                pytest.skip("this provider states no policy")
+            assert stage.ours.policy().strip()
+
+        play(story)

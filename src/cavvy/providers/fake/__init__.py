@@ -1,0 +1,39 @@
+"""A cloud in memory, for tests, demonstrations and the simulator; it is on only where a settings table says so."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from cavvy.providers.base import Feature, Manifest, Provider, ProviderContext, Setting, SettingKind
+from cavvy.providers.fake.account import Account
+from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.providers.fake.script import DEFAULT, read_script
+
+MANIFEST = Manifest(
+    name="fake",
+    title="A made-up cloud",
+    docs="Lives in the server's memory, costs nothing real, and follows a script of prices, capacity and faults.",
+    lacks={
+        Feature.IMAGE: "nothing is really run",
+        Feature.BUILD: "nothing is really built",
+        Feature.LOGIN: "there is no registry",
+        Feature.VOLUMES: "nothing is really stored",
+        Feature.MOUNTS: "its nodes have no file systems",
+        Feature.NETWORK: "its nodes have no network",
+        Feature.DISK: "its nodes have no disks",
+    },
+    settings=(
+        Setting(
+            name="script",
+            kind=SettingKind.TEXT,
+            consequence="The TOML file that says what is offered and what goes wrong; unset: three offers, no faults.",
+        ),
+    ),
+    settle=timedelta(minutes=2),
+)
+
+
+def make(context: ProviderContext) -> Provider:
+    """The cloud of the script that the settings name."""
+    path = context.settings.get("script")
+    script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
+    return Account(FakeCloud(MANIFEST, script, context.now), context.installation)

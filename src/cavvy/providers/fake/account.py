@@ -1,0 +1,50 @@
+"""One installation's view of the made-up cloud: others may be in the same account, and are none of its business."""
+
+from collections.abc import Sequence
+
+from cavvy.domain.messages import AgentCalls
+from cavvy.domain.offers import Offer
+from cavvy.providers.base import GangSeen, GangSpec, Refused
+from cavvy.providers.fake.cloud import FakeCloud
+
+
+class Account:
+    """Implements Provider, SignalsChanges, RunsAgentsHere and Closes over a cloud that others may share."""
+
+    def __init__(self, cloud: FakeCloud, installation: str) -> None:
+        self.manifest = cloud.manifest
+        self._cloud = cloud
+        self._installation = installation
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._cloud.offers()
+
+    async def launch(self, gang: GangSpec) -> None:
+        if gang.installation != self._installation:
+            raise Refused(f"{gang.name} is of another installation")
+        await self._cloud.launch(gang)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return [seen for seen in await self._cloud.gangs(name) if self._ours(seen.name)]
+
+    async def remove(self, name: str) -> None:
+        if self._ours(name):
+            await self._cloud.remove(name)
+
+    async def changed(self) -> str:
+        while True:
+            name = await self._cloud.changed()
+            if self._ours(name):
+                return name
+
+    def connect(self, desk: AgentCalls | None) -> None:
+        self._cloud.connect(desk)
+
+    async def close(self) -> None:
+        await self._cloud.close()
+
+    def _ours(self, name: str) -> bool:
+        """By the tag that every machine carries."""
+        return any(
+            gang.spec.installation == self._installation for gang in self._cloud.gang_list if gang.spec.name == name
+        )

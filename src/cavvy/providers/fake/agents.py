@@ -1,0 +1,333 @@
+"""Agents that only pretend to work: they claim, report, hear orders and hold their lease as real ones do.
+
+What the work does is read from the task's environment: FAKE_RUN_S (how long it takes, 60), FAKE_EXIT_CODE (0),
+FAKE_EXIT_AFTER_S (when it fails; as long as it takes), FAKE_EXIT_RANK (only this rank fails), FAKE_SETUP_S (0) and
+FAKE_STUBBORN (1: it ends only when it is killed). Work with a checkpoint goes on where the last one was written.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from cavvy.domain.jobs import Order, Outcome
+from cavvy.domain.messages import AgentCalls, Assignment, Go, HostFacts, Message, MessageKind, NotYours, Refused
+from cavvy.providers.fake.machines import Gang, Machine
+
+T = TypeVar("T")
+Call = Callable[[AgentCalls], Coroutine[Any, Any, T]]
+_LONG_POLL = timedelta(minutes=5)
+_RETRY_S = 5.0  # between two tries to reach a control plane that does not answer
+_REACTION_S = 1.0  # from a signal to the end of work that is not stubborn
+_CHECKPOINT_S = 600.0  # between checkpoints of a task that does not say
+
+
+class LeaseOver(Exception):
+    """The control plane was silent for longer than the lease allows."""
+
+
+class _Leave(Exception):
+    """The claim is another agent's, or the attempt is over."""
+
+
+async def pause(seconds: float) -> None:
+    """Time passes in the made-up world."""
+    await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - nobody waits for it: it is the world that moves
+
+
+class Line:
+    """The way to the control plane. It is cut when that goes, and what was on it gets no answer."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._desk: AgentCalls | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    def connect(self, desk: AgentCalls | None) -> None:
+        self._desk = desk
+        for call in self._calls:
+            call.cancel()
+
+    async def ask(self, call: Call[T]) -> T | None:
+        """The answer; None if the line is cut, was cut meanwhile, or the other side failed."""
+        if self._desk is None:
+            return None
+        task = asyncio.get_running_loop().create_task(call(self._desk))
+        self._calls.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            self._calls.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
+
+
+class Storage:
+    """What outlives nodes: how many seconds of each job's work its checkpoint holds, by job and rank."""
+
+    def __init__(self) -> None:
+        self._done: dict[tuple[str, int], float] = {}
+        self.work: list[tuple[str, int, datetime, datetime | None]] = []  # gang, rank, from, until
+        self.begun: list[tuple[str, int, float, float]] = []  # job, rank, seconds saved then, seconds gone on from
+
+    def done(self, job_id: str, rank: int) -> float:
+        return self._done.get((job_id, rank), 0.0)
+
+    def save(self, job_id: str, rank: int, seconds: float) -> None:
+        self._done[job_id, rank] = seconds
+
+
+async def live(
+    line: Line, storage: Storage, gang: Gang, machine: Machine, now: Callable[[], datetime], nonce: str
+) -> None:
+    """One agent of a node, from the node's start to its end."""
+    agent = _Agent(line, storage, gang, machine, now, nonce)
+    work = asyncio.get_running_loop().create_task(agent.run())
+    end = asyncio.get_running_loop().create_task(machine.ended.wait())
+    dead = gang.fate.dead_after_s
+    try:
+        await asyncio.wait({work, end}, timeout=dead, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        end.cancel()
+        work.cancel()
+        await asyncio.gather(work, end, return_exceptions=True)
+    if not work.cancelled() and isinstance(work.exception(), LeaseOver):
+        machine.end(now())
+
+
+class _Outbox:
+    """Numbered messages, sent in order until they are acknowledged."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Message] = []
+        self.changed = asyncio.Event()
+        self.empty = asyncio.Event()
+        self._seq = 0
+
+    def put(self, at: datetime, kind: MessageKind, **fields: Any) -> None:
+        self._seq += 1
+        self.waiting.append(Message(seq=self._seq, at=at, kind=kind, **fields))
+        self.empty.clear()
+        self.changed.set()
+
+    def acked(self, seq: int) -> None:
+        self.waiting = [message for message in self.waiting if message.seq > seq]
+        if not self.waiting:
+            self.empty.set()
+
+
+class _Agent:
+    def __init__(
+        self,
+        line: Line,
+        storage: Storage,
+        gang: Gang,
+        machine: Machine,
+        now: Callable[[], datetime],
+        nonce: str,
+    ) -> None:
+        self._line = line
+        self._storage = storage
+        self._gang = gang
+        self._rank = machine.rank
+        self._nonce = self._first_nonce = nonce
+        self._generation = 0  # of work on this node
+        self._until: datetime | None = None  # how long it waits for more work
+        self._outcome: Outcome | None = None
+        self._now = now
+        self._born = machine.started_at
+        self._lease_until = now() + gang.spec.lease
+        self._outbox = _Outbox()
+
+    async def run(self) -> None:
+        await pause(self._gang.fate.boot_s)
+        self._lease_until = self._now() + self._gang.spec.lease
+        while True:
+            work = await self._claim()
+            if work is None:
+                return
+            await self._do(work)
+            if not work.keep_s or self._outcome not in (Outcome.SUCCEEDED, Outcome.EXIT):
+                return
+            self._generation += 1
+            self._nonce = f"{self._first_nonce}-{self._generation}"
+            self._outbox = _Outbox()
+            self._until = self._now() + timedelta(seconds=work.keep_s)
+
+    async def _do(self, work: Assignment) -> None:
+        over = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                sender = group.create_task(self._send_all())
+                listener = group.create_task(self._listen())
+                await self._work(work, listener)
+                listener.cancel()
+                await self._outbox.empty.wait()
+                sender.cancel()
+        except* _Leave:
+            pass  # the work's tasks are ended; the node stays until it is removed
+        except* LeaseOver:
+            over = True
+        if over:
+            raise LeaseOver
+
+    async def _claim(self) -> Assignment | None:
+        name, address = self._gang.spec.name, f"10.0.0.{self._rank + 1}"
+        host = HostFacts(hostname=self._nonce, python="3", platform="made up")
+        while self._until is None or self._now() < self._until:
+            answer = await self._ask(lambda desk: desk.claim(name, self._rank, self._nonce, address, host))
+            match answer:
+                case Refused():
+                    return None
+                case Go():
+                    self._renew(answer.lease)
+                    return answer.work
+                case _:
+                    self._renew(self._gang.spec.lease)
+                    await pause(answer.after.total_seconds() * 10)
+        return None
+
+    async def _work(self, work: Assignment, listener: asyncio.Task[Order]) -> None:
+        play = _Play(work, self._rank, self._storage)
+        if play.setup_s:
+            self._outbox.put(self._now(), MessageKind.SETUP)
+            await asyncio.wait({listener}, timeout=play.setup_s)
+        began = self._now()
+        self._storage.begun.append((work.job_id, self._rank, self._storage.done(work.job_id, self._rank), play.done))
+        self._outbox.put(began, MessageKind.RUNNING)
+        self._storage.work.append((self._gang.spec.name, self._rank, began, None))
+        index = len(self._storage.work) - 1
+        try:
+            outcome, code, reason = await self._play(play, began, listener)
+        finally:
+            self._storage.work[index] = (self._gang.spec.name, self._rank, began, self._now())
+        self._outcome = outcome
+        self._outbox.put(self._now(), MessageKind.EXITED, outcome=outcome, exit_code=code, reason=reason)
+
+    async def _play(self, play: "_Play", began: datetime, listener: asyncio.Task[Order]) -> tuple[Outcome, int, str]:
+        """Let time pass until the work ends by itself, is told to end, or its node is about to go."""
+        notice_at, advice_at = self._notice_at(), self._after_birth(self._gang.fate.advised_after_s)
+        saved = 0.0
+        while True:
+            ran = (self._now() - began).total_seconds()
+            if ran >= play.ends_s:
+                return play.end
+            next_s = min(play.ends_s, saved + play.checkpoint_s)
+            for known in (notice_at, advice_at):
+                next_s = next_s if known is None else min(next_s, (known - began).total_seconds())
+            await asyncio.wait({listener}, timeout=max(0.0, next_s - ran) + 1e-6)
+            ran = (self._now() - began).total_seconds()
+            if listener.done():
+                return await self._obey(play, listener.result(), ran)
+            if notice_at is not None and self._now() >= notice_at:
+                return await self._noticed(play, ran)
+            if advice_at is not None and self._now() >= advice_at:
+                advice_at, saved = None, ran
+                self._outbox.put(self._now(), MessageKind.EVENT, name="advice", text="this node is at risk")
+                self._checkpoint(play, ran)
+            if ran >= saved + play.checkpoint_s:
+                saved = ran
+                self._checkpoint(play, ran)
+
+    async def _obey(self, play: "_Play", order: Order, ran: float) -> tuple[Outcome, int, str]:
+        await pause(order.seconds if play.stubborn else min(_REACTION_S, order.seconds))
+        code = 137 if play.stubborn else 143
+        if order.kind == "notice":
+            self._checkpoint(play, ran)
+            return Outcome.PREEMPTED, code, "ended on a notice"
+        return Outcome.STOPPED, code, f"stopped: {order.reason}"
+
+    async def _noticed(self, play: "_Play", ran: float) -> tuple[Outcome, int, str]:
+        seconds = self._gang.fate.notice_s
+        self._outbox.put(self._now(), MessageKind.NOTICE, seconds=seconds, source="made up")
+        self._checkpoint(play, ran)
+        await pause(seconds if play.stubborn else min(_REACTION_S, seconds))
+        return Outcome.PREEMPTED, 137 if play.stubborn else 143, "ended on the place's notice"
+
+    def _checkpoint(self, play: "_Play", ran: float) -> None:
+        if play.checkpoints and not self._gang.fate.storage_fails:
+            self._storage.save(play.job_id, self._rank, play.done + ran)
+            self._outbox.put(self._now(), MessageKind.CHECKPOINT, bytes=1 << 20, files=1)
+
+    def _notice_at(self) -> datetime | None:
+        fate = self._gang.fate
+        if fate.preempted_after_s is None or not fate.notice_s:
+            return None
+        return self._after_birth(max(0.0, fate.preempted_after_s - fate.notice_s))
+
+    def _after_birth(self, seconds: float | None) -> datetime | None:
+        return None if seconds is None else self._born + timedelta(seconds=seconds)
+
+    async def _send_all(self) -> None:
+        while True:
+            await self._outbox.changed.wait()
+            self._outbox.changed.clear()
+            while self._outbox.waiting:
+                for batch in self._batches(list(self._outbox.waiting)):
+                    await self._send(batch)
+
+    def _batches(self, messages: list[Message]) -> Sequence[Sequence[Message]]:
+        if not self._gang.fate.garbled:
+            return [messages]
+        return [messages[-1:], list(reversed(messages)), messages]
+
+    async def _send(self, batch: Sequence[Message]) -> None:
+        name = self._gang.spec.name
+        answer = await self._ask(lambda desk: desk.messages(name, self._rank, self._nonce, batch))
+        if isinstance(answer, NotYours):
+            raise _Leave
+        self._renew(answer.lease)
+        self._outbox.acked(answer.seq)
+
+    async def _listen(self) -> Order:
+        """The first order for this rank."""
+        name = self._gang.spec.name
+        while True:
+            order, lease = await self._ask(lambda desk: _order(desk, name, self._rank))
+            self._renew(lease)
+            if order is not None:
+                return order
+
+    async def _ask(self, call: Call[T]) -> T:
+        """The control plane's answer, however long it takes. Raises LeaseOver."""
+        while True:
+            left = (self._lease_until - self._now()).total_seconds()
+            if left <= 0:
+                raise LeaseOver
+            mute = self._gang.fate.mute_after_s
+            if mute is not None and self._now() >= self._born + timedelta(seconds=mute):
+                await pause(left)
+                continue
+            answer = await self._line.ask(call)
+            if answer is not None:
+                return answer
+            await pause(min(_RETRY_S, left))
+
+    def _renew(self, lease: timedelta) -> None:
+        self._lease_until = self._now() + lease
+
+
+async def _order(desk: AgentCalls, gang: str, rank: int) -> tuple[Order | None, timedelta]:
+    return await desk.wait_order(gang, rank, 0, _LONG_POLL), await desk.lease(gang)
+
+
+class _Play:
+    """What the work of one rank does."""
+
+    def __init__(self, work: Assignment, rank: int, storage: Storage) -> None:
+        env = work.env
+        self.job_id = work.job_id
+        self.checkpoints = work.checkpoint is not None
+        every = work.checkpoint.every_s if work.checkpoint else None
+        self.checkpoint_s = every or _CHECKPOINT_S
+        self.setup_s = float(env.get("FAKE_SETUP_S", "0"))
+        self.stubborn = env.get("FAKE_STUBBORN", "0") == "1"
+        self.done = storage.done(work.job_id, rank) if self.checkpoints else 0.0
+        whole = float(env.get("FAKE_RUN_S", "60"))
+        code = int(env.get("FAKE_EXIT_CODE", "0"))
+        fails = code != 0 and env.get("FAKE_EXIT_RANK", str(rank)) == str(rank)
+        self.ends_s = max(0.0, (float(env.get("FAKE_EXIT_AFTER_S", str(whole))) if fails else whole) - self.done)
+        outcome = Outcome.EXIT if fails else Outcome.SUCCEEDED
+        self.end = (outcome, code if fails else 0, f"exit code {code if fails else 0}")

@@ -1,0 +1,272 @@
+"""A cloud in memory that keeps the contract of every place and can misbehave as real ones do."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.messages import AgentCalls
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.places import Host
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, Refused, TryAgain
+from cavvy.providers.fake.agents import Line, Storage, live, pause
+from cavvy.providers.fake.machines import Gang, Machine
+from cavvy.providers.fake.script import Fate, Removal, Reply, Script, Span
+
+_REMEMBERED = timedelta(hours=24)  # how long an ended gang is shown; the contract asks for an hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One node's life as the cloud itself wrote it down, with the prices that held; bills are checked against it."""
+
+    gang: str
+    engine_id: str
+    rank: int
+    offer: Offer
+    started_at: datetime
+    ended_at: datetime | None
+    rates: tuple[tuple[datetime, HourlyRate], ...]
+
+
+class FakeCloud:
+    """Implements Provider, SharesHosts, SignalsChanges and RunsAgentsHere. Call inside a running event loop."""
+
+    def __init__(self, manifest: Manifest, script: Script, now: Callable[[], datetime]) -> None:
+        self.manifest = manifest
+        self.script = script
+        self.gang_list: list[Gang] = []
+        self.launch_calls: list[tuple[datetime, str]] = []
+        self.storage = Storage()
+        self._now = now
+        self._began = now()
+        self._offers = {offer.key: offer for offer in script.offers}
+        self._fates = list(script.launches)
+        self._removals = list(script.removals)
+        self._line = Line(now)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._faults: list[BaseException] = []
+        self._changes: asyncio.Queue[str] = asyncio.Queue()
+        self._engine_ids = 0
+
+    # The seam
+
+    async def offers(self) -> Sequence[Offer]:
+        self._weather()
+        return [self._current(offer) for offer in self._offers.values()]
+
+    async def launch(self, gang: GangSpec) -> None:
+        self.launch_calls.append((self._now(), gang.name))
+        if self._find(gang.name):
+            self._weather()
+            return
+        fate = self._fate(gang)
+        # What is on the wire happens, whether or not the caller lives to hear of it.
+        call = self._spawn_call(self._launch(gang, fate))
+        await asyncio.shield(call)
+
+    def _fate(self, gang: GangSpec) -> Fate:
+        spot = gang.offer.purchase is Purchase.SPOT
+        index = next((i for i, fate in enumerate(self._fates) if spot or not fate.spot_only), None)
+        return Fate() if index is None else self._fates.pop(index)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        self._weather()
+        now = self._now()
+        found = self._find(name) if name is not None else self.gang_list
+        return [self._seen(gang, now) for gang in found if self._shown(gang, now)]
+
+    async def remove(self, name: str) -> None:
+        self._weather()
+        removal = self._removals.pop(0) if self._removals else Removal()
+        await asyncio.shield(self._spawn_call(self._remove(name, removal)))
+
+    async def hosts(self) -> Sequence[Host]:
+        self._weather()
+        return self.script.hosts
+
+    async def changed(self) -> str:
+        return await self._changes.get()
+
+    def connect(self, desk: AgentCalls | None) -> None:
+        self._line.connect(desk)
+
+    async def close(self) -> None:
+        """End everything that lives in this process; raise what went wrong in it, which is a fault of this file."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._faults:
+            raise self._faults[0]
+
+    # Its own books
+
+    def lives(self) -> list[Life]:
+        """Every node that was ever started."""
+        return [
+            Life(
+                gang=gang.spec.name,
+                engine_id=machine.engine_id,
+                rank=machine.rank,
+                offer=gang.spec.offer,
+                started_at=machine.started_at,
+                ended_at=machine.ended_at,
+                rates=tuple(self._rates(gang.spec.offer.key)),
+            )
+            for gang in self.gang_list
+            for machine in gang.machines
+        ]
+
+    def _current(self, offer: Offer) -> Offer:
+        used = sum(gang.nodes_in_use() for gang in self.gang_list if gang.spec.offer.key == offer.key)
+        capacity = None if offer.capacity is None else max(0, offer.capacity - used)
+        now = self._now()
+        rate = [rate for since, rate in self._rates(offer.key) if since <= now][-1]
+        return replace(offer, capacity=capacity, rate=rate)
+
+    def _rates(self, key: str) -> list[tuple[datetime, HourlyRate]]:
+        changes = [(self._at(change.at_s), change.rate) for change in self.script.prices if change.offer == key]
+        first = self._offers[key].rate
+        return [(self._began, first), *sorted(changes, key=lambda change: change[0])]
+
+    def _known_rates(self, gang: Gang, now: datetime) -> list[tuple[datetime, HourlyRate]]:
+        return [(since, rate) for since, rate in self._rates(gang.spec.offer.key) if since <= now]
+
+    def _at(self, seconds: float) -> datetime:
+        return self._began + timedelta(seconds=seconds)
+
+    def _find(self, name: str) -> list[Gang]:
+        return [gang for gang in self.gang_list if gang.spec.name == name]
+
+    def _seen(self, gang: Gang, now: datetime) -> GangSeen:
+        return gang.seen(now, self._known_rates(gang, now))
+
+    def _shown(self, gang: Gang, now: datetime) -> bool:
+        if gang.ended_at is not None:
+            return now - gang.ended_at < _REMEMBERED
+        return now >= gang.bought_at + timedelta(seconds=gang.fate.hidden_s) and not self._in(self.script.blackouts)
+
+    def _in(self, spans: Sequence[Span]) -> bool:
+        now = self._now()
+        return any(self._at(span.at_s) <= now < self._at(span.at_s + span.for_s) for span in spans)
+
+    def _weather(self) -> None:
+        if self._in(self.script.storms):
+            raise TryAgain("503: the cloud is overloaded")
+
+    # What happens
+
+    async def _launch(self, spec: GangSpec, fate: Fate) -> None:
+        await pause(fate.latency_s / 2)
+        match fate.reply:
+            case Reply.NO_CAPACITY:
+                raise NoCapacity(f"{spec.offer.instance_type} is sold out in {spec.offer.region}")
+            case Reply.REFUSED:
+                raise Refused("your quota for this type is 0")
+            case Reply.TRY_AGAIN:
+                raise TryAgain("503: nothing was started")
+            case Reply.OK | Reply.LOST:
+                self._buy(spec, fate)
+        await pause(fate.latency_s / 2)
+        if fate.reply is Reply.LOST:
+            raise TryAgain("the reply was lost")
+
+    def _buy(self, spec: GangSpec, fate: Fate) -> None:
+        if self._find(spec.name):
+            return
+        offer = self._offers.get(spec.offer.key)
+        if offer is None:
+            raise Refused(f"no such type: {spec.offer.key}")
+        free = self._current(offer).capacity
+        if free is not None and spec.nodes > free:
+            raise NoCapacity(f"{offer.instance_type} is sold out in {offer.region}")
+        now = self._now()
+        starts_at = now + timedelta(seconds=fate.queue_s)
+        gang = Gang(spec=spec, fate=fate, engine_id=self._engine_id(), bought_at=now, starts_at=starts_at)
+        self.gang_list.append(gang)
+        self._spawn(self._run(gang))
+
+    async def _run(self, gang: Gang) -> None:
+        """The life of one gang."""
+        await pause(gang.fate.queue_s)
+        if gang.cancelled_at is not None:
+            return
+        now = self._now()
+        gang.starts_at = now
+        gang.machines = [
+            Machine(engine_id=self._engine_id(), rank=rank, started_at=now) for rank in range(gang.spec.nodes)
+        ]
+        self._changes.put_nowait(gang.spec.name)
+        for machine in gang.machines:
+            nonces = [machine.engine_id, f"{machine.engine_id}-twin"][: 1 + gang.fate.twins]
+            for nonce in nonces if gang.fate.boots else ():
+                self._spawn(live(self._line, self.storage, gang, machine, self._now, nonce))
+        if gang.fate.preempted_after_s is not None:
+            self._spawn(self._preempt(gang, gang.fate.preempted_after_s))
+        if gang.fate.lost_rank is not None and gang.fate.lost_rank < len(gang.machines):
+            self._spawn(self._lose(gang, gang.machines[gang.fate.lost_rank], gang.fate.lost_after_s))
+
+    async def _preempt(self, gang: Gang, after_s: float) -> None:
+        await pause(after_s)
+        if gang.alive and not gang.removing:
+            gang.preempted, gang.reason = True, "the spot capacity was taken back"
+            self._end(gang)
+
+    async def _lose(self, gang: Gang, machine: Machine, after_s: float) -> None:
+        await pause(after_s)
+        if machine.ended_at is None:
+            machine.end(self._now())
+            gang.reason = gang.reason or f"{machine.engine_id} failed its hardware check"
+            self._changes.put_nowait(gang.spec.name)
+
+    async def _remove(self, name: str, removal: Removal) -> None:
+        await pause(removal.latency_s / 2)
+        if removal.reply is Reply.TRY_AGAIN:
+            raise TryAgain("503: nothing was removed")
+        for gang in self._find(name):
+            if gang.alive and not gang.removing:
+                gang.removing = True
+                self._spawn(self._give_back(gang, removal.takes_s))
+        await pause(removal.latency_s / 2)
+        if removal.reply is Reply.LOST:
+            raise TryAgain("the reply was lost")
+
+    async def _give_back(self, gang: Gang, takes_s: float) -> None:
+        await pause(takes_s)
+        gang.reason = gang.reason or "removed"
+        self._end(gang)
+
+    def _end(self, gang: Gang) -> None:
+        now = self._now()
+        if not gang.machines:
+            gang.cancelled_at = now
+        for machine in gang.machines:
+            machine.end(now)
+        self._changes.put_nowait(gang.spec.name)
+
+    def _engine_id(self) -> str:
+        self._engine_ids += 1
+        return f"fake-{self._engine_ids:05d}"
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _spawn_call(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._answered)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._faults.append(error)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # heard here too, should the caller be gone

@@ -1,0 +1,90 @@
+"""The machines of the made-up cloud: a list, since a cloud that sells a name twice must be seen to do so."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
+from cavvy.providers.fake.script import Fate
+
+
+@dataclass(slots=True)
+class Machine:
+    """One node and its life, which is what is billed."""
+
+    engine_id: str
+    rank: int
+    started_at: datetime
+    ended_at: datetime | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, now: datetime) -> None:
+        if self.ended_at is None:
+            self.ended_at = now
+            self.ended.set()
+
+
+@dataclass(slots=True)
+class Gang:
+    """What one launch bought."""
+
+    spec: GangSpec
+    fate: Fate
+    engine_id: str
+    bought_at: datetime
+    starts_at: datetime
+    machines: list[Machine] = field(default_factory=list)
+    reason: str = ""
+    preempted: bool = False
+    removing: bool = False
+    cancelled_at: datetime | None = None  # removed while it was still in the place's queue
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When its last node ended; None while one lives or is still to come."""
+        if self.cancelled_at is not None:
+            return self.cancelled_at
+        ends = [machine.ended_at for machine in self.machines]
+        known = [end for end in ends if end is not None]
+        return max(known) if ends and len(known) == len(ends) else None
+
+    @property
+    def alive(self) -> bool:
+        return self.ended_at is None
+
+    def nodes_in_use(self) -> int:
+        if not self.alive:
+            return 0
+        return self.spec.nodes if not self.machines else sum(machine.ended_at is None for machine in self.machines)
+
+    def seen(self, now: datetime, rates: Sequence[tuple[datetime, HourlyRate]]) -> GangSeen:
+        late = timedelta(seconds=self.fate.told_late_s)
+        return GangSeen(
+            name=self.spec.name,
+            state=self._state(now),
+            engine_id=self.engine_id,
+            reason=self.reason,
+            preempted=self.preempted,
+            eta=self.starts_at if now < self.starts_at else None,
+            nodes=tuple(
+                NodeSeen(
+                    rank=machine.rank,
+                    engine_id=machine.engine_id,
+                    started_at=machine.started_at if now - machine.started_at >= late else None,
+                    ended_at=machine.ended_at,
+                    address=f"10.0.0.{machine.rank + 1}",
+                )
+                for machine in self.machines
+            ),
+            rates=rates,
+        )
+
+    def _state(self, now: datetime) -> GangState:
+        if not self.alive:
+            return GangState.ENDED
+        if not self.machines:
+            return GangState.QUEUED
+        booted = self.fate.boots and now >= self.starts_at + timedelta(seconds=self.fate.boot_s)
+        return GangState.RUNNING if booted else GangState.STARTING

@@ -1,0 +1,193 @@
+"""What happens in the made-up cloud and when, as data; read from a TOML file for demonstrations.
+
+All times are seconds: of `prices`, `storms` and `blackouts` since the cloud began, of `launches` since that launch.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.places import Host
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.base import Refused
+
+
+class Reply(StrEnum):
+    """What the caller of a launch or a removal hears."""
+
+    OK = "ok"
+    NO_CAPACITY = "no-capacity"  # nothing was started
+    REFUSED = "refused"  # nothing was started
+    TRY_AGAIN = "try-again"  # nothing was done
+    LOST = "lost"  # it was done, and the caller hears "try again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What one launch meets. None: it never happens."""
+
+    reply: Reply = Reply.OK
+    latency_s: float = 0.5  # of the call; half of it passes before anything is done
+    hidden_s: float = 0.0  # gangs() does not show it yet; at most the manifest's `settle`
+    queue_s: float = 0.0  # in the place's own queue, before anything is billed
+    boot_s: float = 30.0  # from a node's start to its agent's
+    boots: bool = True
+    told_late_s: float = 0.0  # gangs() tells that a node has started so long after it has
+    preempted_after_s: float | None = None  # from the nodes' start
+    notice_s: float = 0.0  # the agents know it so long before
+    advised_after_s: float | None = None  # from the nodes' start: the agents hear that they are at risk
+    lost_rank: int | None = None  # this node dies alone
+    lost_after_s: float = 60.0
+    mute_after_s: float | None = None  # agents hear and say nothing any more; the work goes on
+    dead_after_s: float | None = None  # agents die with their work; the nodes stay
+    twins: bool = False  # two agents start on each node
+    garbled: bool = False  # messages arrive twice and out of order
+    spot_only: bool = False  # met by a launch on spot only; one on demand meets the next of the list
+    storage_fails: bool = False  # nothing that its agents save is kept, and they report nothing of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What one call to remove a gang meets."""
+
+    reply: Reply = Reply.OK
+    latency_s: float = 0.2
+    takes_s: float = 5.0  # until the nodes are gone, and billed no more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceChange:
+    """From `at_s` on, one node of the offer costs this."""
+
+    offer: str  # its key
+    at_s: float
+    rate: HourlyRate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of time, from `at_s` on for `for_s`."""
+
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """The whole play. Launches and removals beyond the listed ones meet no fault."""
+
+    offers: tuple[Offer, ...] = ()
+    hosts: tuple[Host, ...] = ()  # of the offers that are shared
+    launches: tuple[Fate, ...] = ()
+    removals: tuple[Removal, ...] = ()
+    prices: tuple[PriceChange, ...] = ()
+    storms: tuple[Span, ...] = ()  # every call is answered "try again"
+    blackouts: tuple[Span, ...] = ()  # gangs() shows nothing of what runs; shorter than the manifest's `settle`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfferTable:
+    """One [[offers]] of the file."""
+
+    instance_type: str
+    region: str = "somewhere"
+    zone: str | None = None
+    accelerator: str | None = None
+    accelerators: int = 0
+    accelerator_memory_gib: int = 0
+    cpus: float = 8
+    memory_gib: int = 32
+    purchase: Purchase = Purchase.ON_DEMAND
+    price_usd_hr: float = 1.0
+    minimum_charge_s: float = 0
+    capacity: int | None = None
+
+    def offer(self) -> Offer:
+        return Offer(
+            provider="fake",
+            region=self.region,
+            zone=self.zone,
+            instance_type=self.instance_type,
+            accelerator=self.accelerator,
+            accelerator_count=self.accelerators,
+            accelerator_memory_mib=self.accelerator_memory_gib * 1024,
+            vcpus=self.cpus,
+            memory_mib=self.memory_gib * 1024,
+            purchase=self.purchase,
+            rate=parse_rate(self.price_usd_hr),
+            minimum_charge=timedelta(seconds=self.minimum_charge_s),
+            capacity=self.capacity,
+            source="made up",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PriceTable:
+    """One [[prices]] of the file."""
+
+    offer: str
+    at_s: float
+    price_usd_hr: float
+
+    def change(self) -> PriceChange:
+        return PriceChange(offer=self.offer, at_s=self.at_s, rate=parse_rate(self.price_usd_hr))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    offers: tuple[_OfferTable, ...]
+    launches: tuple[Fate, ...] = ()
+    removals: tuple[Removal, ...] = ()
+    prices: tuple[_PriceTable, ...] = ()
+    storms: tuple[Span, ...] = ()
+    blackouts: tuple[Span, ...] = ()
+
+
+DEFAULT = Script(
+    offers=(
+        _OfferTable(
+            instance_type="h100x8",
+            accelerator="H100",
+            accelerators=8,
+            accelerator_memory_gib=80,
+            cpus=192,
+            memory_gib=2048,
+            price_usd_hr=19.92,
+        ).offer(),
+        _OfferTable(
+            instance_type="h100x1",
+            accelerator="H100",
+            accelerators=1,
+            accelerator_memory_gib=80,
+            cpus=24,
+            memory_gib=256,
+            purchase=Purchase.SPOT,
+            price_usd_hr=1.19,
+        ).offer(),
+        _OfferTable(instance_type="cpu8", price_usd_hr=0.40).offer(),
+    )
+)
+
+
+def read_script(path: Path) -> Script:
+    """Read a script. Raises Refused for a file that is missing or wrong; the message says where."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = msgspec.convert(table, _File, strict=False)
+    except OSError as error:
+        raise Refused(f"[providers.fake] script: {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise Refused(f"[providers.fake] script: {path}: {error}") from error
+    return Script(
+        offers=tuple(table.offer() for table in found.offers),
+        launches=found.launches,
+        removals=found.removals,
+        prices=tuple(table.change() for table in found.prices),
+        storms=found.storms,
+        blackouts=found.blackouts,
+    )

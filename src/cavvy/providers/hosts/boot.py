@@ -1,0 +1,113 @@
+"""Runs on a machine that was just started: learns its rank from the metadata service and lets the agent work.
+
+Standard library of Python 3.8, one file, sent within user data by `userdata.py`: boot.py "WORDS THAT START PYTHON".
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from typing import Any
+
+HOME = os.path.dirname(os.path.abspath(__file__))
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
+    request = urllib.request.Request(url, headers=headers, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10) as answer:
+        return str(answer.read().decode().strip())
+
+
+def learn(metadata: dict[str, Any]) -> tuple[int, str]:
+    """This machine's rank and address, by the cloud's own metadata service."""
+    headers, token = dict(metadata["headers"]), metadata.get("token")
+    if token:
+        headers[token["header"]] = ask(token["url"], token["headers"], token["method"])
+    return int(ask(metadata["rank"], headers)), ask(metadata["address"], headers)
+
+
+def read(name: str) -> Any:
+    """A file of secrets, which is gone afterwards."""
+    path = os.path.join(HOME, name)
+    with open(path, encoding="utf-8") as file:
+        content = json.load(file)
+    os.unlink(path)
+    return content
+
+
+def mount(disk: dict[str, Any], until: float) -> None:
+    """Wait for a disk, give it a file system where it is to have one and has nothing, and mount it."""
+    device = None
+    while device is None:
+        device = next((each for each in disk["devices"] if os.path.exists(each)), None)
+        if device is None:
+            if time.monotonic() > until:
+                raise OSError(f"the disk of {disk['path']} did not come")
+            time.sleep(1)  # noqa: TID251 - a process of its own
+    # blkid says 2 where nothing is on it, and also where it could not see.
+    if disk["make"] and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2 and is_blank(device):
+        subprocess.check_call(["mkfs.ext4", "-q", "-F", device])
+    os.makedirs(disk["path"], exist_ok=True)
+    subprocess.check_call(["mount", "-o", "ro" if disk["read_only"] else "rw", device, disk["path"]])
+
+
+def is_blank(device: str) -> bool:
+    """Whether it begins as a new disk does. Raises OSError where it cannot be read."""
+    with open(device, "rb") as file:
+        return not file.read(1 << 20).strip(b"\0")
+
+
+def await_end(end: dict[str, Any]) -> None:
+    """Make the agent's file of warning when the time comes at which the cloud's own end of this machine is near."""
+
+    def warn() -> None:
+        open(end["file"], "w").close()
+
+    timer = threading.Timer(max(0.0, end["warn_at"] - time.time()), warn)  # noqa: TID251 - a process of its own
+    timer.daemon = True
+    timer.start()
+
+
+def main(python: str) -> None:
+    boot = read("boot.json")
+    until = time.monotonic() + boot["patience_s"]
+    while True:
+        try:
+            rank, address = learn(boot["metadata"])
+            break
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            sys.stderr.write(f"cavvy: the metadata service: {error}\n")
+            if time.monotonic() > until:
+                raise SystemExit(1) from error
+        time.sleep(2)  # noqa: TID251 - a process of its own
+    try:
+        for disk in boot["disks"]:
+            mount(disk, until)
+    except (OSError, subprocess.SubprocessError) as error:  # the agent finds that it is not mounted, and tells the user
+        sys.stderr.write(f"cavvy: {error}\n")
+    if "end" in boot:
+        await_end(boot["end"])
+    tokens = boot["tokens"] if boot["tokens"] is not None else read("tokens.json")
+    config = dict(boot["config"], rank=rank, token=tokens[rank], node_address=address)
+    config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
+    path = os.path.join(HOME, "config.json")
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        json.dump(config, out)
+    command = [*python.split(), "-I", "-S", os.path.join(HOME, "agent.pyz")]
+    code = subprocess.call([*command, path])
+    # What could not be delivered is tried again for as long as the lease says; then the machine goes all the same.
+    until = time.monotonic() + config["lease_s"]
+    while code in (1, os.EX_TEMPFAIL) and time.monotonic() < until:
+        time.sleep(5)  # noqa: TID251 - a process of its own
+        code = subprocess.call([*command, "--deliver", path])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,94 @@
+"""This machine as a place for work: CPUs and memory that this user may use, free disk, accelerators."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from re import sub
+
+from cavvy.providers.hosts.amd import find_amd
+from cavvy.providers.hosts.apple import find_apple
+from cavvy.providers.hosts.devices import Device, Sources, read_number, read_text
+from cavvy.providers.hosts.intel import find_intel
+from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was found. `notes` say for people what was left out and why."""
+
+    hostname: str  # of [a-z0-9.-]
+    cpus: float
+    memory_mib: int
+    disk_gib: int
+    devices: Sequence[Device] = ()
+    notes: Sequence[str] = ()
+
+
+def discover(sources: Sources) -> Machine:
+    """Read everything anew. Blocks for as long as the drivers take."""
+    found = [find(sources) for find in (find_nvidia, find_amd, find_intel, find_apple)]
+    groups = _cgroups(sources)
+    return Machine(
+        hostname=sub(r"[^a-z0-9.-]+", "-", sources.hostname.lower()).strip("-.") or "localhost",
+        cpus=min([float(sources.cpus()), *(limit for path in groups for limit in _cpu_limits(path))]),
+        memory_mib=min([sources.memory_mib(), *(limit for path in groups for limit in _memory_limits(path))]),
+        disk_gib=sources.disk_gib(),
+        devices=[device for each in found for device in each.devices],
+        notes=[note for each in found for note in each.notes],
+    )
+
+
+def this_machine(home: Path) -> Sources:
+    """The real machine; `home` is where jobs will work."""
+    return Sources(
+        environ=os.environ,
+        system=os.uname().sysname,
+        hostname=socket.gethostname(),
+        cpus=_usable_cpus,
+        memory_mib=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB,
+        disk_gib=lambda: shutil.disk_usage(home).free >> 30,
+        nvml=open_nvml,
+        sysctl=_sysctl,
+        usable=lambda path: os.access(path, os.R_OK | os.W_OK),
+    )
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _sysctl(name: str) -> str:
+    done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
+    return done.stdout.strip()
+
+
+def _cgroups(sources: Sources) -> list[Path]:
+    """The folders of this process's control groups and all above them, of either version of cgroups."""
+    mount = sources.root / "sys/fs/cgroup"
+    folders: list[Path] = []
+    for line in read_text(sources.root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = [""] if not controllers else [name for name in controllers.split(",") if name in {"cpu", "memory"}]
+        for name in names:
+            inner = PurePosixPath(path.lstrip("/"))
+            folders += [mount / name / part for part in (inner, *inner.parents)]
+    return list(dict.fromkeys(folders))
+
+
+def _cpu_limits(group: Path) -> list[float]:
+    words = read_text(group / "cpu.max").split()  # version 2: "quota period" or "max period", in microseconds
+    if len(words) == 2 and words[0].isdigit():
+        return [int(words[0]) / int(words[1])]
+    quota, period = read_number(group / "cpu.cfs_quota_us"), read_number(group / "cpu.cfs_period_us")
+    return [quota / period] if quota and period and quota > 0 else []
+
+
+def _memory_limits(group: Path) -> list[int]:
+    limits = (read_number(group / "memory.max"), read_number(group / "memory.limit_in_bytes"))
+    return [limit // _MIB for limit in limits if limit]

@@ -1,0 +1,118 @@
+"""NVIDIA GPUs through NVML, the library that comes with the driver; no Python package is needed.
+
+Function names and constants are those of NVIDIA's NVML API reference (nvml.h).
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+from cavvy.providers.hosts.devices import Device, Found, Nvml, Sources
+
+_LIBRARY = "libnvidia-ml.so.1"
+_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
+_NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+_MIB = 1 << 20
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class NvmlLibrary:
+    """The driver's library, opened. Raises OSError where a call fails."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._call("nvmlInit_v2")
+
+    def count(self) -> int:
+        number = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(number))
+        return number.value
+
+    def uuid(self, index: int) -> str:
+        return self._text("nvmlDeviceGetUUID", index, _UUID_BYTES)
+
+    def name(self, index: int) -> str:
+        return self._text("nvmlDeviceGetName", index, _NAME_BYTES)
+
+    def memory_mib(self, index: int) -> int:
+        memory = _Memory()
+        self._call("nvmlDeviceGetMemoryInfo", self._device(index), ctypes.byref(memory))
+        return int(memory.total) // _MIB
+
+    def partitioned(self, index: int) -> bool:
+        current, pending = ctypes.c_uint(), ctypes.c_uint()
+        try:
+            self._call("nvmlDeviceGetMigMode", self._device(index), ctypes.byref(current), ctypes.byref(pending))
+        except OSError:
+            return False  # GPUs without MIG answer "not supported"
+        return current.value == 1
+
+    def close(self) -> None:
+        self._call("nvmlShutdown")
+
+    def _device(self, index: int) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        return handle
+
+    def _text(self, function: str, index: int, size: int) -> str:
+        buffer = ctypes.create_string_buffer(size)
+        self._call(function, self._device(index), buffer, ctypes.c_uint(size))
+        return buffer.value.decode(errors="replace")
+
+    def _call(self, function: str, *arguments: object) -> None:
+        try:
+            code = getattr(self._library, function)(*arguments)
+        except AttributeError as error:
+            raise OSError(f"{_LIBRARY} has no {function}; the driver is too old") from error
+        if code != 0:
+            raise OSError(f"{function}: NVML error {code}")
+
+
+def open_nvml() -> Nvml | None:
+    """The driver's library; None where no driver is installed. Raises OSError where there is one that fails."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    return NvmlLibrary(library)
+
+
+def find_nvidia(sources: Sources) -> Found:
+    """Whole GPUs in the order of the PCI bus, which is NVML's; those split by MIG are left out with a note."""
+    try:
+        nvml = sources.nvml()
+    except OSError as error:
+        return Found(notes=[f"NVIDIA: the driver answers with an error, no GPU is offered ({error})"])
+    if nvml is None:
+        return Found()
+    try:
+        return _read(nvml, sources.environ.get("CUDA_VISIBLE_DEVICES"))
+    except OSError as error:
+        return Found(notes=[f"NVIDIA: no GPU is offered, {error}"])
+    finally:
+        nvml.close()
+
+
+def _read(nvml: Nvml, visible: str | None) -> Found:
+    devices: list[Device] = []
+    notes: list[str] = []
+    allowed = None if visible is None else _wanted(visible)
+    for index in range(nvml.count()):
+        uuid = nvml.uuid(index)
+        if allowed is not None and not any(w == str(index) or (w and uuid.startswith(w)) for w in allowed):
+            notes.append(f"NVIDIA: GPU {index} is left out, CUDA_VISIBLE_DEVICES hides it from the server")
+        elif nvml.partitioned(index):
+            notes.append(f"NVIDIA: GPU {index} is split by MIG; only whole GPUs are offered (`nvidia-smi -mig 0`)")
+        else:
+            name, memory_mib = nvml.name(index), nvml.memory_mib(index)
+            devices.append(Device(id=uuid, index=index, vendor="nvidia", product=name, memory_mib=memory_mib))
+    return Found(devices=devices, notes=notes)
+
+
+def _wanted(visible: str) -> Sequence[str]:
+    return [part.strip() for part in visible.split(",") if part.strip() and part.strip() not in {"-1", "NoDevFiles"}]

@@ -1,0 +1,22 @@
+"""Starts the steward: `python -I -S steward.pyz serve ROOT`, or `facts ROOT`, which prints what the host has.
+
+The package is loaded under a name of its own from the archive that holds this file.
+"""
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":
+    package = type(sys)("cavvy_steward")
+    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]  # makes it a package
+    sys.modules["cavvy_steward"] = package
+    from cavvy_steward.facts import read_facts  # type: ignore[import-not-found]  # exists from the line above on
+    from cavvy_steward.service import Steward  # type: ignore[import-not-found]
+
+    if sys.argv[1] == "facts":
+        sys.stdout.write(json.dumps(read_facts(sys.argv[2])))
+        sys.stdout.flush()
+    else:
+        Steward(sys.argv[2]).serve()
+    os._exit(0)  # nothing is left to tidy up

@@ -1,0 +1,100 @@
+"""What this host has, raw; the control plane makes sense of it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+
+from .files import read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,mig.mode.current", "--format=csv,noheader,nounits"]
+SMI_TIMEOUT_S = 20.0  # a driver that is not kept loaded takes seconds
+# What the control plane reads of AMD's and Intel's GPUs and of the limits of control groups, as files.
+FACT_FILES = (
+    "/sys/class/kfd/kfd/topology/nodes/*/properties",
+    "/sys/class/kfd/kfd/topology/nodes/*/name",
+    "/sys/class/kfd/kfd/topology/nodes/*/vram_size",
+    "/sys/class/kfd/kfd/topology/nodes/*/mem_banks/*/properties",
+    "/sys/class/drm/renderD*/device/product_name",
+    "/sys/class/drm/card[0-9]*/device/vendor",
+    "/sys/class/drm/card[0-9]*/device/device",
+    "/sys/class/drm/card[0-9]*/device/tile*/physical_vram_size_bytes",
+    "/sys/class/drm/card[0-9]*/lmem_total_bytes",
+    "/proc/self/cgroup",
+)
+GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
+
+
+def read_facts(root: str) -> Fields:
+    """What this host has, raw."""
+    disk = os.statvfs(root)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "system": os.uname().sysname,
+        "hostname": os.uname().nodename,
+        "user": find_user(),
+        "python": sys.version.split()[0],
+        "address": find_address(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_mib": pages >> 20,
+        "disk_gib": disk.f_bavail * disk.f_frsize >> 30,
+        "smi": ask_smi(),
+        "files": read_fact_files(),
+        "links": read_fact_links(),
+        "usable": [path for path in ("/dev/kfd",) if os.access(path, os.R_OK | os.W_OK)],
+        "engine": next((name for name in ("podman", "docker") if shutil.which(name)), ""),
+    }
+
+
+def find_address() -> str:
+    """Where it is reached, or from where it reaches us."""
+    return os.environ.get("CAVVY_NODE_ADDRESS") or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
+
+
+def find_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run as a number without a name
+        return os.environ.get("USER") or str(os.getuid())
+
+
+def ask_smi() -> Fields:
+    """What NVIDIA's tool says: {"rows"}, {"error"} where it fails, {} where there is none."""
+    if shutil.which(SMI[0]) is None:
+        return {}
+    try:
+        done = subprocess.run(SMI, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SMI_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"error": str(error)}
+    text = done.stdout.decode(errors="replace").strip()
+    if done.returncode != 0:
+        return {"error": text[-500:] or f"exit code {done.returncode}"}
+    return {"rows": [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]}
+
+
+def read_fact_files() -> dict[str, str]:
+    paths = [path for pattern in FACT_FILES for path in glob.glob(pattern)]
+    for line in read_text("/proc/self/cgroup").splitlines():
+        _, controllers, inner = line.split(":", 2)
+        for mount in [""] if not controllers else [c for c in controllers.split(",") if c in ("cpu", "memory")]:
+            parts = [part for part in inner.split("/") if part]
+            for depth in range(len(parts) + 1):
+                folder = "/".join(["/sys/fs/cgroup", *([mount] if mount else []), *parts[:depth]])
+                paths += [f"{folder}/{name}" for name in GROUP_FILES]
+    found = {path: read_text(path) for path in paths if os.path.exists(path)}
+    return {path: text for path, text in found.items() if text}
+
+
+def read_fact_links() -> dict[str, str]:
+    """Where the links of graphics cards lead: their PCI addresses name them."""
+    return {path: os.path.realpath(path) for path in glob.glob("/sys/class/drm/card[0-9]*/device")}

@@ -1,0 +1,84 @@
+"""Processes, known by number, start and boot, since numbers are used again; found by the marks that they carry."""
+
+from __future__ import annotations
+
+import os
+
+from .files import read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+GANG_MARK, RANK_MARK = "CAVVY_GANG", "CAVVY_RANK"  # in the environment of every process of a gang's rank
+
+
+def boot() -> str:
+    """Names this start of this host; of a container too, whose processes die with its process namespace."""
+    return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
+
+
+def identify(pid: int) -> Fields | None:
+    """The living process of that number; a zombie does not live."""
+    stat = read_stat(pid)
+    return None if stat is None or stat[0] in ("Z", "X") else {"pid": pid, "start": int(stat[19]), "boot": boot()}
+
+
+def lives(process: Fields) -> bool:
+    return identify(process["pid"]) == process
+
+
+def send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def read_stat(pid: int | str) -> list[str] | None:
+    """proc(5): the fields of /proc/PID/stat from the third on; the name may hold blanks."""
+    text = read_text(f"/proc/{pid}/stat")
+    return text[text.rindex(")") + 2 :].split() if ")" in text else None
+
+
+def list_marked(gang: str, rank: str) -> list[int]:
+    """Living processes of ours that carry a rank's marks, with all that descend from one or share its session."""
+    stats: dict[int, list[str]] = {}
+    for name in own_pids():
+        stat = read_stat(name)
+        if stat is not None and stat[0] not in ("Z", "X"):
+            stats[int(name)] = stat
+    marks = {f"{GANG_MARK}={gang}", f"{RANK_MARK}={rank}"}
+    marked = {pid for pid in stats if marks <= set(read_text(f"/proc/{pid}/environ").split("\0"))}
+    sessions = {pid for pid in marked if int(stats[pid][3]) == pid}
+    while True:
+        more = {
+            pid
+            for pid, stat in stats.items()
+            if pid not in marked and (int(stat[1]) in marked or int(stat[3]) in sessions)
+        }
+        if not more:
+            return sorted(marked - {os.getpid()})
+        marked |= more
+
+
+def find_command(argument: str) -> Iterator[Fields]:
+    """Living processes of ours that were started with this argument."""
+    for pid in own_pids():
+        if argument in read_text(f"/proc/{pid}/cmdline").split("\0"):
+            found = identify(int(pid))
+            if found is not None:
+                yield found
+
+
+def own_pids() -> Iterator[str]:
+    uid = os.getuid()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat("/proc/" + name).st_uid == uid:
+                yield name
+        except OSError:
+            continue

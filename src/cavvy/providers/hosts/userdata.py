@@ -1,0 +1,97 @@
+"""User data for machines that a cloud starts: one script for all nodes of a gang, without secrets that last."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cavvy.providers.base import GangSpec, Outside
+from cavvy.providers.hosts.bootstrap import make_config, make_preamble
+from cavvy.providers.notices import NoticeSource, NoticeToken, make_notice_fields
+
+_SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
+_MOST_TOKENS = 64  # in the script itself: clouds limit it to some KiB
+FOLDER = "/var/lib/cavvy"
+PATIENCE = timedelta(minutes=15)  # how long a node tries to reach the control plane before it ends itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """Where a node learns who it is, from its cloud's metadata service: its place in the launch, its own address."""
+
+    rank: str
+    address: str
+    token: NoticeToken | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDisk:
+    """A disk that comes to the node after it has booted, under one of these names, and is mounted before any work."""
+
+    devices: Sequence[str]
+    path: str
+    read_only: bool = False
+    make: bool = False  # it gets a file system where it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownEnd:
+    """When the cloud takes the node back, known beforehand; the work is told `notice` earlier."""
+
+    at: datetime
+    source: str  # for people: who takes it
+    notice: timedelta = timedelta(minutes=10)
+
+
+def make_user_data(
+    gang: GangSpec,
+    outside: Outside,
+    metadata: Metadata,
+    notices: Sequence[NoticeSource] = (),
+    disks: Sequence[NodeDisk] = (),
+    end: KnownEnd | None = None,
+) -> str:
+    """The script. Packs the agent when it is asked for the first time, which blocks."""
+    tokens = [outside.claim_token(gang.name, rank) for rank in range(gang.nodes)]
+    shelved = None if gang.nodes <= _MOST_TOKENS else outside.shelve(json.dumps(tokens).encode())
+    boot: dict[str, Any] = {
+        "tokens": None if shelved else tokens,
+        "patience_s": PATIENCE.total_seconds(),
+        "disks": [
+            {"devices": list(each.devices), "path": each.path, "read_only": each.read_only, "make": each.make}
+            for each in disks
+        ],
+        "metadata": {
+            "rank": metadata.rank,
+            "address": metadata.address,
+            "headers": dict(metadata.headers),
+            "token": metadata.token
+            and {
+                "url": metadata.token.url,
+                "header": metadata.token.header,
+                "method": metadata.token.method,
+                "headers": dict(metadata.token.headers),
+            },
+        },
+        "config": {**make_config(gang, outside), "notices": make_notice_fields(notices)},
+    }
+    if end is not None:
+        boot["end"] = {"warn_at": (end.at - end.notice).timestamp(), "file": f"{FOLDER}/ends"}
+        boot["config"]["taken"] = {
+            "seconds": gang.grace.total_seconds(),
+            "warning": f"{FOLDER}/ends",
+            "warning_s": end.notice.total_seconds(),
+            "source": end.source,
+        }
+    script = _SCRIPT.read_text("utf-8")
+    for mark, text in (
+        ("@BOOT@", json.dumps(boot, sort_keys=True)),
+        ("@AGENT@", outside.agent()),
+        ("@TOKENS@", f"cavvy_fetch {shelved} tokens.json" if shelved else ":"),
+        ("@PYTHON@", _PYTHON.read_text("utf-8").strip()),
+    ):
+        script = script.replace(mark, text)
+    return f'#!/bin/sh\n{make_preamble(outside, FOLDER)}\nmkdir -p "$CAVVY_FOLDER"\n{script}'

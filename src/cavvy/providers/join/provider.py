@@ -1,0 +1,385 @@
+"""Machines that joined, as a provider: they call us, a steward there starts agents, our books say who holds what."""
+
+import asyncio
+import hashlib
+import io
+import json
+import shlex
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Host
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate, format_memory, parse_rate
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    Invitation,
+    Machine,
+    Manifest,
+    NotFound,
+    Outside,
+    ProviderContext,
+    Refused,
+)
+from cavvy.providers.hosts.bootstrap import make_preamble
+from cavvy.providers.hosts.herd.books import Books
+from cavvy.providers.hosts.herd.gangs import Herd
+from cavvy.providers.hosts.herd.line import Far
+from cavvy.providers.hosts.herd.machines import Known, list_offers, make_hosts, make_machine
+from cavvy.providers.hosts.herd.placing import Way, place_ranks
+from cavvy.providers.hosts.models import say_models
+from cavvy.providers.hosts.parcels import pack_steward
+from cavvy.providers.join import calls
+from cavvy.providers.join.line import JoinLine
+from cavvy.providers.join.members import Member, Members
+
+_FAR = Path(__file__).with_name("far")
+_TICK_S = 1.0
+_FIRST_WAIT_S = 6.0  # after a start, for machines that were there before it: they call again within that
+_NOTE_EVERY = timedelta(minutes=1)
+_NO_ADDRESS = (
+    "machines cannot reach this server: set `tls_listen` in [server], such as 0.0.0.0:7443, and `cavvy server restart`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedEntry:
+    """What is said of a joined machine beside what it says of itself."""
+
+    name: str
+    group: str
+    in_group: bool
+    rate: HourlyRate
+    node_address: str | None = None
+    cpus: float | None = None
+    memory_gib: float | None = None
+    accelerators: bool = True
+
+
+class JoinProvider:
+    """Implements Provider, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces, ServesNodes and Closes."""
+
+    def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
+        self.manifest = manifest
+        self._context = context
+        self._now = context.now
+        self._mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
+        home = context.home.absolute() / self._mark
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._rate = parse_rate(str(context.settings.get("price_usd_hr", 0)))
+        self._lost_after = timedelta(seconds=float(context.settings.get("lost_after_s", 600)))
+        self._members = Members(home, context.now)
+        self._known: dict[str, Known] = {}
+        self._changes: asyncio.Queue[str] = asyncio.Queue()
+        self._queued: set[str] = set()
+        self._mourned: set[str] = set()  # machines whose long silence was announced
+        self._arrived = asyncio.Event()
+        self._settled = False
+        self._noted: dict[str, datetime] = {}
+        self._lines = {name: self._make_line(name) for name in self._members.all}
+        self._books = Books(home, context.installation, context.now)
+        self._herd = Herd(
+            lambda: self._lines,
+            self._books,
+            installation=context.installation,
+            lost_after=self._lost_after,
+            way=self._way,
+            now=context.now,
+        )
+        self._steward = cache(lambda: pack_steward().content)
+        self._expected = {name for name, member in self._members.all.items() if member.there}
+
+    async def offers(self) -> Sequence[Offer]:
+        await self._settle_in()
+        return list_offers(await self._ready())
+
+    async def hosts(self) -> Sequence[Host]:
+        return make_hosts(await self._ready())
+
+    async def launch(self, gang: GangSpec) -> None:
+        await self._settle_in()
+        await self._ready()
+        await self._herd.launch(gang, lambda: place_ranks(gang, self._known))
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        await self._settle_in()
+        self._tick()
+        return await self._herd.look(name)
+
+    async def remove(self, name: str) -> None:
+        await self._settle_in()
+        await self._herd.remove(name)
+
+    async def changed(self) -> str:
+        name = await self._changes.get()
+        self._queued.discard(name)
+        return name
+
+    async def carry(self) -> None:
+        """Nothing is carried, machines reach us; their silence is counted here."""
+        while True:
+            self._tick()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await asyncio.Event().wait()
+
+    def check(self, task: Task) -> Sequence[str]:
+        if self._context.outside is None:
+            return [f"providers: {_NO_ADDRESS}"]
+        known = [known for known in self._known.values() if known.facts.engine]
+        if task.image is not None and self._known and not known:
+            return ["image: needs podman or docker, and no joined machine has either"]
+        return []
+
+    async def introduce(self) -> Sequence[tuple[str, str]]:
+        outside = self._context.outside
+        said = [("address", outside.address)] if outside is not None else []
+        # Who asks this is not the server, which alone knows its machines.
+        return [*said, ("machines", "`cavvy machines` lists them; `cavvy join` prints the line to paste on one")]
+
+    async def close(self) -> None:
+        for line in self._lines.values():
+            line.wake()
+
+    # Joining and going
+
+    async def invite(self, *, name: str | None, group: str | None, valid: timedelta) -> Invitation:
+        outside = self._outside()
+        token, expires = self._members.invite(name=name, group=group, valid=valid)
+        host, _, port = outside.address.removeprefix("https://").rpartition(":")
+        url = f"{outside.address}/nodes/v1/{self.manifest.name}/script"
+        text = json.dumps  # a literal of Python's too, without single quotes, which the shell's hold
+        program = (
+            "import hashlib,http.client as h,ssl,subprocess as s;"
+            f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"
+            f"c.connect();assert hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(outside.pin)};"
+            f"c.request({text('GET')},{text(url.partition(outside.address)[2])});"
+            f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],input=c.getresponse().read())"
+        )
+        return Invitation(
+            shell=f"curl -fsSk --pinnedpubkey '{outside.key_pin}' {url} | sh -s -- {token}",
+            python=f"python3 -c {shlex.quote(program)}",
+            expires_at=expires,
+        )
+
+    async def machines(self) -> Sequence[Machine]:
+        await self._ready()
+        return [
+            Machine(
+                name=name,
+                state=self._say_state(self._lines[name], member),
+                has=self._say_has(name),
+                joined_at=member.joined_at,
+                heard_at=self._lines[name].heard_at or member.heard_at,
+            )
+            for name, member in sorted(self._members.all.items())
+        ]
+
+    async def dismiss(self, name: str) -> None:
+        member = self._members.all.get(name)
+        if member is None:
+            raise NotFound(f"no machine {name} has joined")
+        line = self._lines[name]
+        if not line.up:  # it cannot be asked: its token opens nothing from now on, and then it ends its work itself
+            self._forget(name)
+            return
+        self._members.put(replace(member, dismissed=True))
+        line.dismissed = True
+        line.leave("it was dismissed")
+
+    async def script(self) -> bytes:
+        outside = self._outside()
+        preamble = await asyncio.to_thread(make_preamble, outside, "${CAVVY_FOLDER:-$HOME/.cavvy-agent}")
+        far = outside.shelve(pack_far())
+        start = Path(__file__).with_name("start.sh").read_text()
+        return f"{preamble}far={far}\nplace={self.manifest.name}\n{start}".encode()
+
+    async def answer(self, call: str, token: str, body: bytes) -> bytes:
+        try:
+            if call == "enter":
+                return msgspec.json.encode(self._enter(token, msgspec.json.decode(body, type=calls.Enter)))
+            member = self._members.find(token)
+            return msgspec.json.encode(await self._answer(call, member, body))
+        except msgspec.MsgspecError as error:
+            raise Refused(f"{call}: {error}") from error
+
+    def _enter(self, token: str, asked: calls.Enter) -> calls.Entered:
+        member, own = self._members.enter(token, asked.nonce, asked.hostname)
+        if member.name not in self._lines:
+            self._lines[member.name] = self._make_line(member.name)
+        return calls.Entered(name=member.name, token=own, folder=f"{self._mark}/{member.name}")
+
+    async def _answer(self, call: str, member: Member, body: bytes) -> msgspec.Struct:
+        line = self._lines[member.name]
+        match call:
+            case "parcels":
+                outside = self._outside()
+                agent = await asyncio.to_thread(outside.agent)
+                return calls.Parcels(steward=outside.shelve(self._steward()), agent=agent)
+            case "hello":
+                await self._greet(member, line, msgspec.json.decode(body, type=calls.Hello))
+                return calls.Said(next=1)
+            case "listen":
+                listen = msgspec.json.decode(body, type=calls.Listen)
+                lines = await line.listen(listen.session, listen.after, listen.wait_s)
+                dismissed = self._members.all.get(member.name, member).dismissed
+                return calls.Heard(lines=lines or (), again=lines is None, leave=dismissed)
+            case "say":
+                say = msgspec.json.decode(body, type=calls.Say)
+                wanted = line.take(say.session, say.first, say.lines)
+                return calls.Said(next=wanted or 0, again=wanted is None)
+            case "leave":
+                line.leave("it leaves")
+                return calls.Said()
+            case "gone":
+                if self._members.all.get(member.name, member).dismissed:
+                    self._forget(member.name)
+                else:
+                    line.hang_up("it has left; the same line brings it back")
+                    self._note(member.name, line)
+                return calls.Said()
+        raise NotFound(f"machines cannot ask for {call}")
+
+    async def _greet(self, member: Member, line: JoinLine, hello: calls.Hello) -> None:
+        parcels = calls.Parcels(
+            steward=self._outside().shelve(self._steward()), agent=await asyncio.to_thread(self._outside().agent)
+        )
+        member = replace(
+            self._members.all.get(member.name, member), facts=hello.facts, heard_at=self._now(), there=True
+        )
+        self._members.put(member)
+        self._known.pop(member.name, None)
+        await self._ready()
+        line.begin(
+            hello.session,
+            Far(
+                root=hello.root,
+                cache=hello.cache,
+                agent=(*hello.start, f"{hello.folder}/{parcels.agent}.pyz"),
+                steward=(*hello.start, f"{hello.folder}/{parcels.steward}.steward.pyz"),
+            ),
+        )
+        self._arrived.set()
+
+    def _forget(self, name: str) -> None:
+        """The machine is none of ours any more; what it still runs it ends itself when it is told so."""
+        self._members.drop(name)
+        line = self._lines.pop(name)
+        self._known.pop(name, None)
+        line.hang_up("it was dismissed")
+        self._announce(name)
+
+    # What is known of them
+
+    async def _ready(self) -> Sequence[Known]:
+        for name, member in self._members.all.items():
+            if name not in self._known and member.facts is not None:
+                entry = JoinedEntry(
+                    name=name, group=member.group or name, in_group=member.group is not None, rate=self._rate
+                )
+                machine = await asyncio.to_thread(make_machine, entry, member.facts)
+                self._known[name] = Known(
+                    provider=self.manifest.name, entry=entry, facts=member.facts, machine=machine, ready=False
+                )
+        return [
+            replace(known, ready=self._lines[name].up and not self._lines[name].leaving)
+            for name, known in sorted(self._known.items())
+        ]
+
+    async def _settle_in(self) -> None:
+        """After a start, wait a little for the machines that were there before it: they call within seconds."""
+        if self._settled:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_WAIT_S):
+                while any(name in self._lines and not self._lines[name].up for name in self._expected):
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        self._settled = True
+
+    def _way(self, gang: GangSpec, far: Far, rank: int) -> Way:
+        outside = self._outside()
+        token = outside.claim_token(gang.name, rank)
+        return Way(address=outside.address, token=token, pin=outside.pin, taken_by="the machine's owner")
+
+    def _outside(self) -> Outside:
+        if self._context.outside is None:
+            raise Refused(_NO_ADDRESS)
+        return self._context.outside
+
+    def _say_state(self, line: JoinLine, member: Member) -> str:
+        if member.dismissed or line.leaving:
+            return "leaving" if line.up else "left"
+        return "up" if line.up else "silent"
+
+    def _say_has(self, name: str) -> str:
+        known = self._known.get(name)
+        if known is None:
+            return "it has not said what it has yet"
+        machine, facts = known.machine, known.facts
+        size = f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} GiB free disk"
+        engine = f"containers by {facts.engine}" if facts.engine else "no containers"
+        return f"accelerators {say_models(machine)}, {size}, Python {facts.python}, {engine}"
+
+    # Changes
+
+    def _make_line(self, name: str) -> JoinLine:
+        def changed(gang: str | None) -> None:
+            if gang is None:
+                self._announce(name)
+            else:
+                self._change(gang)
+
+        return JoinLine(name, changed, self._now)
+
+    def _change(self, gang: str) -> None:
+        if gang not in self._queued:
+            self._queued.add(gang)
+            self._changes.put_nowait(gang)
+
+    def _tick(self) -> None:
+        """Count the silence of machines; one that was silent for too long changes what its gangs are."""
+        for name, line in self._lines.items():
+            if line.tick():
+                self._note(name, line)
+                self._announce(name)
+            elif line.up and self._now() - (self._noted.get(name) or line.heard_at or self._now()) >= _NOTE_EVERY:
+                self._note(name, line)
+        silent = {name for name, line in self._lines.items() if line.silent_s >= self._lost_after.total_seconds()}
+        for name in silent - self._mourned:
+            self._announce(name)
+        self._mourned = silent
+
+    def _note(self, name: str, line: JoinLine) -> None:
+        """Write down when a machine was heard, and whether it is there: after a start those are waited for."""
+        self._noted[name] = self._now()
+        member = self._members.all.get(name)
+        if member is not None and line.heard_at is not None:
+            with suppress(OSError):
+                self._members.put(replace(member, heard_at=line.heard_at, there=line.up))
+
+    def _announce(self, name: str) -> None:
+        """Whatever runs on the machine is to be looked at."""
+        for intent in self._books.intents.values():
+            if name in intent.hosts:
+                self._change(intent.name)
+
+
+def pack_far() -> bytes:
+    """The program that a joined machine runs, as one file: equal sources give equal bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(_FAR.glob("*.py")):
+            entry = zipfile.ZipInfo(path.name, (1980, 1, 1, 0, 0, 0))
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            archive.writestr(entry, path.read_bytes())
+    return buffer.getvalue()

@@ -1,0 +1,14 @@
+# The command of each pod: finds a Python for the agent, or waits until one is brought through `line.sh`.
+run=/cavvy/run
+if [ "$1" != bring ] && command -v python3 >/dev/null 2>&1; then
+  exec python3 -I -S /cavvy/agent/hold.py
+fi
+mkdir -p $run
+: >$run/needs-python
+tries=0
+while [ ! -e $run/brought/ready ]; do
+  tries=$((tries + 1))
+  [ $tries -gt 6000 ] && exit 78
+  sleep 0.05 2>/dev/null || sleep 1
+done
+exec $run/brought/lib/loader --library-path $run/brought/lib $run/brought/bin/python3 -I -S /cavvy/agent/hold.py

@@ -1,0 +1,264 @@
+"""The objects that a gang is made of: its record, its secret, and one pod for each rank. Pure."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from cavvy.domain.tasks import Volume, VolumeKind
+from cavvy.providers.base import GangSpec
+from cavvy.providers.kubernetes.cluster import SPOT, ClusterNode
+from cavvy.providers.kubernetes.wishes import Wishes
+
+Object = dict[str, Any]
+
+CONTAINER = "work"
+INSTALLATION, GANG, RANK = "cavvy/installation", "cavvy/gang", "cavvy/rank"
+RESERVE = timedelta(seconds=15)  # after the work's grace, for its last words
+_LEAST_GRACE = timedelta(seconds=30)  # Kubernetes' own default
+_BOOT = timedelta(minutes=25)  # an active deadline counts the pulling of images too
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_RUN = "/cavvy/run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The record of a gang, with which everything else of it goes."""
+
+    name: str
+    uid: str
+
+    @property
+    def reference(self) -> Object:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": self.name, "uid": self.uid}
+
+
+def labels_of(mark: str, gang: str) -> dict[str, str]:
+    """What everything of a gang carries."""
+    return {"app.kubernetes.io/managed-by": "cavvy", INSTALLATION: mark, GANG: gang}
+
+
+def pod_name(gang: str, rank: int) -> str:
+    return f"{gang}-{rank}"
+
+
+def make_record(spec: GangSpec, mark: str, asked_at: str) -> Object:
+    """The gang's record; who makes it first has launched the gang."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": spec.name, "labels": labels_of(mark, spec.name)},
+        "data": {"nodes": str(spec.nodes), "asked_at": asked_at},
+    }
+
+
+def make_secret(spec: GangSpec, mark: str, owner: Owner) -> Object:
+    """What the agents of the gang are told."""
+    grace = _grace(spec)
+    config = {
+        "protocol": 1,
+        "gang": spec.name,
+        "token": spec.carrier.token,
+        "cache": f"{_RUN}/cache",
+        "lease_s": spec.lease.total_seconds(),
+        "grace_s": spec.grace.total_seconds(),
+        "cpus": spec.offer.vcpus,
+        "memory_mib": 0,  # the pod's own limit holds
+        "boxed": True,
+        "taken": {"seconds": (grace - RESERVE / 3).total_seconds(), "source": "Kubernetes"},
+    }
+    if not spec.offer.accelerator_count:
+        config["devices"] = []
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": spec.name,
+            "labels": labels_of(mark, spec.name),
+            "ownerReferences": [owner.reference],
+        },
+        "stringData": {
+            "config.json": json.dumps(config),
+            "patience_s": str((spec.lease + spec.grace).total_seconds()),
+        },
+    }
+
+
+def make_pod(
+    spec: GangSpec, rank: int, mark: str, owner: Owner, node: ClusterNode, wishes: Wishes, agent: str
+) -> Object:
+    """The pod of one rank. `node` is one of those that the offer is of, `agent` the config map with what pods run."""
+    labels = {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)}
+    annotations = {"cavvy/labels": json.dumps(dict(spec.labels), sort_keys=True)}
+    if wishes.queue:
+        labels |= make_queue_labels(wishes.queue, spec.name)
+        annotations |= make_queue_annotations(spec.nodes)
+    metadata = {
+        "name": pod_name(spec.name, rank),
+        "labels": labels,
+        "annotations": annotations,
+        "ownerReferences": [owner.reference],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(spec, rank, node, wishes, agent)}
+
+
+def _pod_spec(spec: GangSpec, rank: int, node: ClusterNode, wishes: Wishes, agent: str) -> Object:
+    mounts = [
+        {"name": "cavvy-agent", "mountPath": "/cavvy/agent", "readOnly": True},
+        {"name": "cavvy-gang", "mountPath": "/cavvy/gang", "readOnly": True},
+        {"name": "cavvy-run", "mountPath": _RUN},
+        {"name": "cavvy-shm", "mountPath": "/dev/shm"},
+    ]
+    volumes: list[Object] = [
+        {"name": "cavvy-agent", "configMap": {"name": agent}},
+        {"name": "cavvy-gang", "secret": {"secretName": spec.name, "defaultMode": 0o444}},
+        {"name": "cavvy-run", "emptyDir": {}},
+        {"name": "cavvy-shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    for number, volume in enumerate(spec.volumes):
+        volumes.append({"name": f"volume-{number}", **make_source(volume)})
+        mounts.append(make_mount(number, volume))
+    env: list[Object] = [
+        {"name": "CAVVY_POD_RANK", "value": str(rank)},
+        {"name": "CAVVY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    if not spec.offer.accelerator_count:
+        env.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})  # else some images show all of the node's
+    container = {
+        "name": CONTAINER,
+        "image": spec.image or wishes.image,
+        "command": ["sh", "/cavvy/agent/boot.sh"],
+        "env": env,
+        "resources": make_resources(
+            spec.offer.vcpus, spec.offer.memory_mib, node.resource, spec.offer.accelerator_count
+        ),
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {
+        **make_place(spec.offer.accelerator_count, node, wishes),
+        "containers": [container],
+        "volumes": volumes,
+        "terminationGracePeriodSeconds": int(_grace(spec).total_seconds()),
+        **_deadline(spec),
+    }
+
+
+def make_queue_labels(queue: str, group: str) -> dict[str, str]:
+    """What has Kueue admit all pods of a group at once."""
+    return {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/pod-group-name": group}
+
+
+def make_queue_annotations(nodes: int) -> dict[str, str]:
+    # Pods that could be replaced keep what the whole group holds when some have failed, and are kept themselves.
+    return {"kueue.x-k8s.io/pod-group-total-count": str(nodes), "kueue.x-k8s.io/retriable-in-group": "false"}
+
+
+def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:
+    """Memory and accelerators are limits, CPUs a share that may be exceeded."""
+    limits: Object = {"memory": f"{memory_mib}Mi"}
+    if count:
+        limits[resource] = str(count)
+    return {"requests": {"cpu": f"{round(cpus * 1000)}m", **limits}, "limits": limits}
+
+
+def make_place(accelerators: int, node: ClusterNode | None, wishes: Wishes) -> Object:
+    """Where a pod may run and as whom: all of its spec but its container."""
+    tolerations = [each.object for each in wishes.tolerations]
+    if accelerators and node is not None:
+        tolerations.append({"key": node.resource, "operator": "Exists"})
+    for key in ("not-ready", "unreachable"):
+        tolerations.append(
+            {
+                "key": f"node.kubernetes.io/{key}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": wishes.lost_after_s,
+            }
+        )
+    found: Object = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": bool(wishes.service_account),
+        "enableServiceLinks": False,
+        "tolerations": tolerations,
+    }
+    rules = _rules(accelerators, node) if node is not None else []
+    if rules:
+        terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
+        found["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    more: Mapping[str, object] = {
+        "nodeSelector": dict(wishes.selector),
+        "serviceAccountName": wishes.service_account,
+        "priorityClassName": wishes.priority_class,
+        "runtimeClassName": wishes.runtime_class,
+        "schedulerName": wishes.scheduler,
+        "imagePullSecrets": [{"name": name} for name in wishes.pull_secrets],
+    }
+    return {**found, **{name: value for name, value in more.items() if value}}
+
+
+def _rules(accelerators: int, node: ClusterNode) -> Sequence[Object]:
+    rules: list[Object] = []
+    if accelerators and node.label:
+        rules.append({"key": node.label, "operator": "In", "values": [node.label_value]})
+    if node.spot_label:
+        rules.append({"key": node.spot_label, "operator": "In", "values": [node.spot_value]})
+    elif accelerators:
+        spot = {key: [value, value.upper()] for key, value in SPOT}
+        rules += [{"key": key, "operator": "NotIn", "values": values} for key, values in spot.items()]
+    return rules
+
+
+def make_source(volume: Volume) -> Object:
+    """Where a volume's files are."""
+    match volume.kind:
+        case VolumeKind.NAMED:
+            return {"persistentVolumeClaim": {"claimName": volume.source, "readOnly": volume.read_only}}
+        case VolumeKind.HOST:
+            return {"hostPath": {"path": volume.source}}
+        case VolumeKind.NFS:
+            server, _, path = volume.source.partition(":")
+            return {"nfs": {"server": server, "path": path, "readOnly": volume.read_only}}
+        case VolumeKind.FOLDER:
+            raise ValueError(f"{volume.source} is a part of the working folder, which the agent makes seen")
+
+
+def make_mount(number: int, volume: Volume) -> Object:
+    """Where a volume is seen in the pod."""
+    # The working folder is made anew by the agent, who links what is beside it into it.
+    beside = f"/cavvy/volumes/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
+    inside = volume.path if volume.path.startswith("/") else beside
+    return {"name": f"volume-{number}", "mountPath": inside, "readOnly": volume.read_only}
+
+
+def make_claim(volume: Volume, nodes: int) -> Object:
+    """A claim for a named volume that does not exist; it outlives the gang."""
+    spec: Object = {
+        "accessModes": ["ReadWriteMany" if nodes > 1 else "ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{volume.size_gib}Gi"}},
+    }
+    if volume.type:
+        spec["storageClassName"] = volume.type
+    metadata = {"name": volume.source, "labels": {"app.kubernetes.io/managed-by": "cavvy"}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def _plain(labels: Mapping[str, str]) -> dict[str, str]:
+    """The tags that Kubernetes takes as labels; all of them are in an annotation."""
+    fit = {name: value for name, value in labels.items() if _LABEL.fullmatch(name) and _LABEL.fullmatch(value)}
+    return {f"cavvy.tag/{name}": value for name, value in fit.items()}
+
+
+def _grace(spec: GangSpec) -> timedelta:
+    return max(_LEAST_GRACE, spec.grace + RESERVE)
+
+
+def _deadline(spec: GangSpec) -> Object:
+    """The kubelet's own end of pods whose work has a known longest length."""
+    if spec.longest is None:
+        return {}
+    whole = spec.longest + _BOOT + _grace(spec) + RESERVE
+    return {"activeDeadlineSeconds": int(whole.total_seconds())}

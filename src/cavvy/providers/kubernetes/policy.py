@@ -1,0 +1,62 @@
+"""The rights that this provider needs, as manifests for `kubectl apply`. Pure."""
+
+from collections.abc import Sequence
+
+import yaml
+
+# (API group, resource, verbs); exec is asked for by GET or POST, as the version of the cluster has it.
+Right = tuple[str, str, tuple[str, ...]]
+_NAMESPACED: tuple[Right, ...] = (
+    ("", "pods", ("create", "delete", "get", "list", "watch")),
+    ("", "pods/exec", ("create", "get")),
+    ("", "configmaps", ("create", "delete", "get", "list", "patch")),
+    ("", "secrets", ("create", "delete")),
+    ("", "resourcequotas", ("list",)),
+    ("", "persistentvolumeclaims", ("create", "get")),
+)
+# Where gangs go through a queue of Kueue's.
+_QUEUE: tuple[Right, ...] = (
+    ("kueue.x-k8s.io", "localqueues", ("get",)),
+    ("kueue.x-k8s.io", "workloads", ("delete",)),
+)
+CLUSTER: tuple[Right, ...] = (
+    ("", "nodes", ("get", "list")),
+    ("", "pods", ("list",)),
+)
+
+
+def list_rights(queue: str) -> Sequence[Right]:
+    """What is done in the one namespace."""
+    return (*_NAMESPACED, *_QUEUE) if queue else _NAMESPACED
+
+
+def make_policy(namespace: str, queue: str = "") -> str:
+    """A service account, what it may do in one namespace, and what it may see of the cluster."""
+    who = [{"kind": "ServiceAccount", "name": "cavvy", "namespace": namespace}]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "name": "cavvy"}
+    rights = "rbac.authorization.k8s.io/v1"
+    place = {"name": "cavvy", "namespace": namespace}
+    documents = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
+        {"apiVersion": rights, "kind": "Role", "metadata": place, "rules": _rules(list_rights(queue))},
+        {
+            "apiVersion": rights,
+            "kind": "RoleBinding",
+            "metadata": place,
+            "roleRef": {**role, "kind": "Role"},
+            "subjects": who,
+        },
+        {"apiVersion": rights, "kind": "ClusterRole", "metadata": {"name": "cavvy"}, "rules": _rules(CLUSTER)},
+        {
+            "apiVersion": rights,
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "cavvy"},
+            "roleRef": {**role, "kind": "ClusterRole"},
+            "subjects": who,
+        },
+    ]
+    return yaml.safe_dump_all(documents, sort_keys=False)
+
+
+def _rules(rights: Sequence[Right]) -> list[dict[str, list[str]]]:
+    return [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for group, resource, verbs in rights]

@@ -1,0 +1,166 @@
+"""Kubernetes as a provider: each context is a region, gangs are groups of bare pods."""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import UnitError, parse_rate
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    Manifest,
+    NoCapacity,
+    ProviderContext,
+    Refused,
+)
+from cavvy.providers.batch.several import Parts, introduce_all, look_at_all, remove_from_all
+from cavvy.providers.batch.shapes import RateOf
+from cavvy.providers.kubernetes.calls.api import Api
+from cavvy.providers.kubernetes.calls.kubeconfig import Context, Login, read_contexts
+from cavvy.providers.kubernetes.cluster import list_offers
+from cavvy.providers.kubernetes.export import make_export
+from cavvy.providers.kubernetes.introduction import introduce
+from cavvy.providers.kubernetes.lines import Lines
+from cavvy.providers.kubernetes.policy import make_policy
+from cavvy.providers.kubernetes.quota import limit
+from cavvy.providers.kubernetes.site import Site, Terms
+from cavvy.providers.kubernetes.watch import Watch
+from cavvy.providers.kubernetes.wishes import read_wishes
+
+
+class KubernetesProvider:
+    """Implements Provider, HasParts, SignalsChanges, Carries, ChecksTasks, Introduces, StatesPolicy, Exports and
+    Closes.
+    """
+
+    def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
+        self.manifest = manifest
+        self._context = context
+        self._settings = context.settings
+        self.mark = hashlib.sha256(context.installation.encode()).hexdigest()[:12]
+        self._wishes = read_wishes(context.settings)
+        try:
+            self._gpu_rate = RateOf(self._text("price_usd_gpu_hr") or "0")
+        except (UnitError, ValueError) as error:
+            raise Refused(f"[providers.kubernetes] price_usd_gpu_hr: {error}") from error
+        self._sites: dict[str, Site] = {}
+        self._parts = Parts[Sequence[Offer]]()
+        self._watches: dict[str, Watch] = {}
+        self._changes: asyncio.Queue[str] = asyncio.Queue()
+        self._queued: set[str] = set()
+
+    async def offers(self) -> Sequence[Offer]:
+        told = await self._parts.ask({name: partial(self._offers_of, site) for name, site in self.sites().items()})
+        return [offer for offers in told.values() for offer in offers]
+
+    def silent(self) -> Sequence[str]:
+        return self._parts.silent
+
+    async def launch(self, gang: GangSpec) -> None:
+        site = self.sites().get(gang.offer.region)
+        if site is None or gang.offer.provider != self.manifest.name:
+            raise NoCapacity(f"{gang.offer.key}: not an offer of a context that is used now")
+        if gang.offer.zone not in (None, site.api.context.namespace):
+            raise NoCapacity(f"{gang.offer.key}: the namespace used is {site.api.context.namespace}")
+        await site.launch(gang)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return await look_at_all((site.gangs(name) for site in self.sites().values()), name)
+
+    async def remove(self, name: str) -> None:
+        await remove_from_all(site.remove(name) for site in self.sites().values())
+
+    async def changed(self) -> str:
+        self._watch()
+        name = await self._changes.get()
+        self._queued.discard(name)
+        return name
+
+    async def carry(self) -> None:
+        """Keep a line to the pods of every gang."""
+        self._watch()
+        for watch in self._watches.values():
+            watch.carry()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for watch in self._watches.values():
+                watch.stop_carrying()
+
+    def check(self, task: Task) -> Sequence[str]:
+        if any(volume.options for volume in task.volumes):
+            return ["volumes: pods mount NFS with the options of their node; leave `options` out"]
+        if any(not volume.keep for volume in task.volumes):
+            return ["volumes: a claim outlives its pods; leave `keep: false` out, and delete the claim yourself"]
+        return []
+
+    async def introduce(self) -> Sequence[tuple[str, str]]:
+        sites = self.sites().items()
+        return await introduce_all({name: partial(introduce, site, self._wishes, self.mark) for name, site in sites})
+
+    def policy(self) -> str:
+        return make_policy(self._namespace(None), self._wishes.queue)
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        site = self._sites.get(offer.region) if offer is not None else None
+        alike = site.list_alike(offer) if site is not None and offer is not None else ()
+        return make_export(task, offer, nodes, self._wishes, alike[0] if alike else None)
+
+    async def close(self) -> None:
+        await self._parts.close()
+        for watch in self._watches.values():
+            await watch.close()
+        for site in self._sites.values():
+            await site.close()
+
+    def sites(self) -> Mapping[str, Site]:
+        """The contexts in use. Raises Refused."""
+        if not self._sites:
+            wanted = [name.strip() for name in self._text("contexts").split(",") if name.strip()]
+            for context in read_contexts(self._text("kubeconfig"), wanted):
+                self._sites[context.name] = self._make_site(context)
+        return self._sites
+
+    def _make_site(self, context: Context) -> Site:
+        context = replace(context, namespace=self._namespace(context))
+        api = Api(context, Login(context, self._context.home, self._context.now))
+        terms = Terms(
+            mark=self.mark,
+            wishes=self._wishes,
+            agent=self._context.agent_archive,
+            now=self._context.now,
+            changed=self._changed,
+        )
+        return Site(api, Lines(api, self._context.server_address, self._context.home), terms)
+
+    async def _offers_of(self, site: Site) -> Sequence[Offer]:
+        nodes, quotas = await asyncio.gather(site.nodes(), site.quotas())
+        offers = list_offers(
+            nodes,
+            region=site.api.context.name,
+            zone=site.api.context.namespace,
+            gpu_rate=self._gpu_rate,
+            node_rate=parse_rate(str(self._settings.get("price_usd_node_hr", 0))),
+            waits=self._wishes.waits,
+        )
+        return [limit(offer, nodes, quotas) for offer in offers]
+
+    def _watch(self) -> None:
+        for name, site in self.sites().items():
+            if name not in self._watches:
+                self._watches[name] = Watch(site, self.mark, self._changed)
+
+    def _changed(self, gang: str) -> None:
+        if gang not in self._queued:
+            self._queued.add(gang)
+            self._changes.put_nowait(gang)
+
+    def _namespace(self, context: Context | None) -> str:
+        return self._text("namespace") or (context.namespace if context else "default")
+
+    def _text(self, name: str) -> str:
+        return str(self._settings.get(name, "")).strip()

@@ -1,0 +1,47 @@
+"""What a namespace's quotas leave. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from cavvy.domain.offers import Offer
+from cavvy.providers.kubernetes.cluster import ClusterNode, nodes_for, read_quantity
+
+Object = Mapping[str, Any]
+
+_MIB = 1024 * 1024
+
+
+def limit(offer: Offer, nodes: Sequence[ClusterNode], quotas: Sequence[Object]) -> Offer:
+    """The offer with no more capacity than the quotas leave."""
+    alike = nodes_for(nodes, offer)
+    resource = alike[0].resource if alike and offer.accelerator_count else ""
+    memory = Fraction(offer.memory_mib * _MIB)
+    asked = {
+        "pods": Fraction(1),
+        "count/pods": Fraction(1),
+        "cpu": Fraction(str(offer.vcpus)),
+        "requests.cpu": Fraction(str(offer.vcpus)),
+        "memory": memory,
+        "requests.memory": memory,
+        "limits.memory": memory,
+    }
+    if resource:
+        asked[f"requests.{resource}"] = Fraction(offer.accelerator_count)
+    rooms = [max(0, int((hard - used) / asked[name])) for name, used, hard in list_quotas(quotas) if asked.get(name)]
+    room = min(rooms, default=None)
+    if room is None or (offer.capacity is not None and offer.capacity <= room):
+        return offer
+    if offer.capacity is None and room > 0:
+        return offer  # what waits in the cluster's own queue may wait for a quota too
+    return replace(offer, capacity=room, source=f"{offer.source}, limited by quota")
+
+
+def list_quotas(quotas: Sequence[Object]) -> Sequence[tuple[str, Fraction, Fraction]]:
+    """What is limited, how much of it is used, and the limit."""
+    return [
+        (name, read_quantity((quota.get("status") or {}).get("used", {}).get(name, 0)), read_quantity(hard))
+        for quota in quotas
+        for name, hard in ((quota.get("status") or {}).get("hard") or quota["spec"].get("hard") or {}).items()
+    ]

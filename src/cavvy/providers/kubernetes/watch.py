@@ -1,0 +1,109 @@
+"""Watches the pods of one context: says which gang changed, and keeps a line to each pod that runs."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from cavvy.providers.base import ProviderError
+from cavvy.providers.kubernetes import pods
+from cavvy.providers.kubernetes.calls.api import Answered
+from cavvy.providers.kubernetes.site import Site
+
+Object = dict[str, Any]
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 10.0
+_OVER = ("Succeeded", "Failed")
+
+
+class Watch:
+    """A task that watches until it is closed; a watch that ends is begun again."""
+
+    def __init__(self, site: Site, mark: str, changed: Callable[[str], None]) -> None:
+        self._site = site
+        self._mark = mark
+        self._changed = changed
+        self._carrying = False
+        self._known: dict[str, Object] = {}
+        self._task = asyncio.create_task(self._run())
+
+    def carry(self) -> None:
+        """Keep lines from now on."""
+        self._carrying = True
+        for pod in self._known.values():
+            self._follow(pod)
+
+    def stop_carrying(self) -> None:
+        self._carrying = False
+        for name in self._known:
+            self._site.lines.let_go(name)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                async for _ in self._watch():
+                    pause = _FIRST_PAUSE_S
+            except (ProviderError, Answered, OSError):
+                pause = min(_LAST_PAUSE_S, pause * 2)  # polls find out what is missed
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await asyncio.Event().wait()
+
+    async def _watch(self) -> "Any":
+        """List what there is, then every change of it."""
+        path = f"/api/v1/namespaces/{self._site.api.context.namespace}/pods"
+        query = {"labelSelector": f"{pods.INSTALLATION}={self._mark}"}
+        listed = await self._site.api.get(path, query)
+        found = {pod["metadata"]["name"]: pod for pod in listed.get("items") or ()}
+        for name in set(self._known) - set(found):
+            self._take(self._known[name], gone=True)
+        for pod in found.values():
+            self._take(pod, gone=False)
+        yield len(found)
+        version = listed["metadata"]["resourceVersion"]
+        async for event in self._site.api.watch(path, {**query, "resourceVersion": version, "timeoutSeconds": "600"}):
+            if event["type"] == "ERROR":
+                return  # its version is too old: list again
+            if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
+                self._take(event["object"], gone=event["type"] == "DELETED")
+            yield 1
+
+    def _take(self, pod: Object, *, gone: bool) -> None:
+        name = pod["metadata"]["name"]
+        self._site.note(pod, gone=gone)
+        before = self._known.pop(name, None)
+        if not gone:
+            self._known[name] = pod
+        if gone or before is None or _mark_of(before) != _mark_of(pod):
+            self._follow(pod, gone=gone)
+            self._changed(pod["metadata"]["labels"][pods.GANG])
+
+    def _follow(self, pod: Object, *, gone: bool = False) -> None:
+        if not self._carrying:
+            return
+        name = pod["metadata"]["name"]
+        if gone or (pod.get("status") or {}).get("phase") in _OVER:
+            self._site.lines.let_go(name)
+        elif pod["spec"].get("nodeName"):
+            self._site.lines.follow(name, runs=(pod.get("status") or {}).get("phase") == "Running")
+
+
+def _mark_of(pod: Object) -> object:
+    """What of a pod somebody waits for."""
+    status = pod.get("status") or {}
+    states = [sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()]
+    waits = [(each.get("type"), each.get("status"), each.get("reason")) for each in status.get("conditions") or ()]
+    return (
+        status.get("phase"),
+        status.get("reason"),
+        states,
+        waits,
+        pod["spec"].get("nodeName"),
+        pod["metadata"].get("deletionTimestamp"),
+    )

@@ -1,0 +1,12 @@
+"""This machine as a place for jobs: its CPUs, memory and accelerators, with agents as processes."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.local.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    from cavvy.providers.local.provider import LocalProvider  # a list of all providers needs nothing of this
+
+    return LocalProvider(MANIFEST, context)

@@ -1,0 +1,64 @@
+"""What this provider says about itself; imports nothing that reads the machine."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
+
+LACKS: Mapping[Feature, str] = {
+    Feature.SPOT: "this machine is never taken away for a lower price, so it has no spot offers",
+    Feature.VOLUMES: "this machine has no volumes to attach by name; give the `host` folder or the `nfs` export",
+    Feature.NETWORK: "all ranks are on one machine, whose network Cavvy does not measure",
+    Feature.DISK: "jobs share the disk that holds Cavvy's folder; its type cannot be chosen",
+    Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
+    Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the machine",
+    Feature.NOTICE: "nothing takes this machine away; a shutdown gives processes only its own short notice",
+}
+
+MANIFEST = Manifest(
+    name="local",
+    title="this machine",
+    docs="docs/guides/this-machine.md",
+    lacks=LACKS,
+    shares_files=True,
+    settle=timedelta(0),
+    settings=(
+        Setting(
+            name="price_usd_hr",
+            kind=SettingKind.NUMBER,
+            unit="USD per hour",
+            default=0,
+            minimum=0,
+            consequence="Jobs are charged this for each accelerator that they hold, or once if they hold none. "
+            "Above 0 a job needs consent as on any paid offer.",
+        ),
+        Setting(
+            name="cpus",
+            kind=SettingKind.NUMBER,
+            unit="CPUs",
+            minimum=0.1,
+            consequence="Jobs together get at most so many CPUs. Unset: all that the server may use.",
+        ),
+        Setting(
+            name="memory_gib",
+            kind=SettingKind.NUMBER,
+            unit="GiB",
+            minimum=0.1,
+            consequence="Jobs together get at most so much memory. Unset: all that the server may use.",
+        ),
+        Setting(
+            name="accelerators",
+            kind=SettingKind.FLAG,
+            default=True,
+            consequence="`false` offers none of this machine's accelerators.",
+        ),
+        Setting(
+            name="hand_over_checkpoints",
+            kind=SettingKind.FLAG,
+            default=False,
+            consequence="`true`: checkpoints are handed to the server whole, as from a machine elsewhere, and a job "
+            "that is killed while it writes one goes on from the one before. `false`: jobs write to the server's own "
+            "folder and go on from whatever lies there.",
+        ),
+    ),
+)

@@ -1,0 +1,211 @@
+"""This machine as a provider: agents are processes, devices are held by the control plane's books."""
+
+import asyncio
+import os
+import pwd
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Host
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate, format_memory, parse_rate
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    GangState,
+    Manifest,
+    NodeSeen,
+    ProviderContext,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.hosts.devices import Sources
+from cavvy.providers.hosts.machine import Machine, discover, this_machine
+from cavvy.providers.hosts.models import say_models
+from cavvy.providers.local.configs import clean_environ, make_configs
+from cavvy.providers.local.ground import Ground, Living
+from cavvy.providers.local.offers import list_offers, make_host
+from cavvy.providers.local.records import Ended
+from cavvy.providers.local.tasks import check_task, find_engine
+from cavvy.providers.local.watch import Watch
+
+_LOOK_AGAIN = timedelta(seconds=60)  # devices come and go rarely, and asking drivers is slow
+_DRIVER_TIMEOUT_S = 30
+
+
+class LocalProvider:
+    """Implements Provider, SharesHosts, SignalsChanges, ChecksTasks, Introduces and Closes."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        context: ProviderContext,
+        sources: Sources | None = None,
+        engine: Callable[[], str | None] = find_engine,
+    ) -> None:
+        self.manifest = replace(manifest, shares_files=not context.settings.get("hand_over_checkpoints"))
+        self._settings = context.settings
+        self._home = context.home.absolute()
+        self._now = context.now
+        self._sources = sources or this_machine(context.home)
+        self._engine = engine
+        self._ground = Ground(
+            home=self._home,
+            installation=context.installation,
+            command=context.agent_command,
+            environ=clean_environ(self._sources.environ),
+            engine=engine,
+            now=context.now,
+        )
+        self._watch = Watch()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._machine: Machine | None = None
+        self._looked_at = context.now()
+        self._refresh: asyncio.Task[None] | None = None
+        (self._home / "gangs").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def offers(self) -> Sequence[Offer]:
+        return list_offers(await self._discovered(), self._price())
+
+    async def hosts(self) -> Sequence[Host]:
+        return [make_host(await self._discovered())]
+
+    async def launch(self, gang: GangSpec) -> None:
+        if not self._ground.command:
+            raise Refused("no agent can be started here: the server did not say how")
+        configs = make_configs(gang, await self._discovered(), self._home)
+        living = await asyncio.to_thread(self._ground.launch, gang, configs)
+        if living is not None:
+            self._attend(living)
+            if any(rank.dead_at is not None for rank in living.ranks):  # an agent that left at once
+                self._watch.announce(gang.name)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        found = await asyncio.to_thread(self._ground.look, name)
+        for gang in found:
+            if isinstance(gang, Living):
+                self._attend(gang)
+        self._sweep()
+        return [_seen(gang) for gang in found]
+
+    async def remove(self, name: str) -> None:
+        patience = await asyncio.to_thread(self._ground.remove, name)
+        if patience is not None:
+            self._watch.announce(name, max(0.0, patience.total_seconds()))
+        self._sweep()
+
+    async def changed(self) -> str:
+        return await self._watch.changed()
+
+    def check(self, task: Task) -> Sequence[str]:
+        return check_task(task, self._engine())
+
+    async def introduce(self) -> Sequence[tuple[str, str]]:
+        machine = await self._discovered()
+        return [
+            ("host", machine.hostname),
+            ("user", _user()),
+            ("CPUs", f"{machine.cpus:g}"),
+            ("memory", format_memory(machine.memory_mib)),
+            ("free disk", f"{machine.disk_gib} GiB"),
+            ("accelerators", say_models(machine)),
+            ("containers", self._engine() or "neither podman nor a running docker"),
+            *(("note", note) for note in machine.notes),
+        ]
+
+    async def close(self) -> None:
+        self._watch.close()
+        for task in (self._sweeping, self._refresh):
+            if task is not None:
+                await asyncio.wait([task])
+
+    async def _discovered(self) -> Machine:
+        """What the machine has. Only the first call waits for drivers; later ones refresh it for those after them."""
+        if self._refresh is not None and self._refresh.done():
+            self._refresh.result()
+            self._refresh = None
+        if self._machine is None:
+            await self._discover()
+        elif self._now() - self._looked_at >= _LOOK_AGAIN and self._refresh is None:
+            self._refresh = asyncio.create_task(self._discover())
+        assert self._machine is not None
+        return self._machine
+
+    async def _discover(self) -> None:
+        now = self._now()
+        try:
+            async with asyncio.timeout(_DRIVER_TIMEOUT_S):
+                machine = await asyncio.to_thread(discover, self._sources)
+        except TimeoutError as error:
+            raise TryAgain(f"this machine's drivers do not answer within {_DRIVER_TIMEOUT_S} s") from error
+        self._machine, self._looked_at = limited(machine, self._settings), now
+
+    def _sweep(self) -> None:
+        """Delete what ended gangs left on disk, beside everything else: a working folder may be large."""
+        if self._ground.has_trash and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(asyncio.to_thread(self._ground.empty_trash))
+
+    def _price(self) -> HourlyRate:
+        return parse_rate(str(self._settings.get("price_usd_hr", 0)))
+
+    def _attend(self, gang: Living) -> None:
+        """Hear of the agents' ends; look again soon where something was killed."""
+        for rank in gang.ranks:
+            if rank.courier is not None:
+                self._watch.add(gang.intent.name, rank.courier)
+            elif rank.again_s:
+                self._watch.announce(gang.intent.name, rank.again_s)
+            elif rank.process is not None and rank.dead_at is None:
+                self._watch.add(gang.intent.name, rank.process)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run as a number without a name
+        return str(os.getuid())
+
+
+def limited(machine: Machine, settings: Mapping[str, str | int | float | bool]) -> Machine:
+    """The part of the machine that the settings let jobs use."""
+    cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
+    return replace(
+        machine,
+        cpus=machine.cpus if cpus is None else min(machine.cpus, float(cpus)),
+        memory_mib=machine.memory_mib
+        if memory_gib is None
+        else min(machine.memory_mib, round(float(memory_gib) * 1024)),
+        devices=machine.devices if settings.get("accelerators", True) else (),
+    )
+
+
+def _seen(gang: Living | Ended) -> GangSeen:
+    if isinstance(gang, Ended):
+        nodes = [
+            NodeSeen(
+                rank=rank.rank,
+                engine_id=rank.engine_id,
+                started_at=rank.started_at,
+                ended_at=rank.ended_at,
+                address="127.0.0.1",
+            )
+            for rank in gang.ranks
+        ]
+        state, reason, code = GangState.ENDED, gang.reason, gang.exit_code
+        return GangSeen(name=gang.name, state=state, reason=reason, exit_code=code, nodes=nodes)
+    nodes = [
+        NodeSeen(
+            rank=rank.number,
+            engine_id=str(rank.process.pid) if rank.process else "",
+            started_at=gang.intent.launched_at,
+            ended_at=None if rank.waits_for else rank.dead_at,  # a node is lost only when nothing of it can be saved
+            address="127.0.0.1",
+        )
+        for rank in gang.ranks
+    ]
+    started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
+    reason = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "being removed" if gang.removal else "")
+    state = GangState.RUNNING if started else GangState.STARTING
+    return GangSeen(name=gang.intent.name, state=state, reason=reason, nodes=nodes)

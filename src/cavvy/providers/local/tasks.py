@@ -1,0 +1,40 @@
+"""What of a task this machine can honour."""
+
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+
+from cavvy.domain.tasks import Task
+
+_DOCKER_SOCKET = "/var/run/docker.sock"
+
+
+def find_engine() -> str | None:
+    """The container engine that agents here will use: podman, or docker where its daemon can be reached."""
+    if shutil.which("podman"):
+        return "podman"
+    return "docker" if shutil.which("docker") and _daemon_answers(os.environ.get("DOCKER_HOST")) else None
+
+
+def _daemon_answers(address: str | None) -> bool:
+    """Whether something listens where docker's client would look; one that is far away is taken to."""
+    if address is not None and not address.startswith("unix://"):
+        return True
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(1)
+            line.connect((address or _DOCKER_SOCKET).removeprefix("unix://"))
+    except OSError:
+        return False
+    return True
+
+
+def check_task(task: Task, engine: str | None) -> Sequence[str]:
+    """What of a task this machine cannot honour beyond what its manifest lacks, each reason naming its field."""
+    if (task.image is None and task.image_build is None) or engine is not None:
+        return []
+    return [
+        "image: needs podman, or docker with its daemon running, and neither is here; "
+        "install or start one, or leave `image` out"
+    ]

@@ -1,0 +1,71 @@
+"""EC2's prices by the account's own credentials: on demand from the Price List API, spot from EC2's price history.
+
+The list is public too, as files of some hundred MB for each region, which nobody wants to load for a few thousand rows.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
+from cavvy.providers.base import ProviderError, Refused, wall_clock
+from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, Prices, PriceSource
+
+_HOME = "us-east-1"  # asked which regions there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsPrices:
+    """Reads every region that the account may use, one after the other."""
+
+    provider: str = "aws"
+    title: str = "AWS Price List API and EC2's spot price history, by your AWS credentials"
+    account: Callable[[], Account] = lambda: Account({})
+
+    def fetch(self, query: PriceQuery) -> Prices:
+        try:
+            prices = asyncio.run(self._read(self.account(), query))
+        except Refused as error:
+            raise NeedsLogin(str(error)) from error
+        except ProviderError as error:
+            raise PriceError(f"{error}; nothing was changed") from error
+        if not prices.offers:
+            raise PriceError("AWS answered, but with no price of a known instance type; nothing was changed")
+        return prices
+
+    async def _read(self, account: Account, query: PriceQuery) -> Prices:
+        offers: list[Offer] = []
+        unknown: set[str] = set()
+        told = await account.ask(_HOME, "ec2", "describe_regions")
+        for region in sorted(str(each["RegionName"]) for each in told["Regions"]):
+            query.progress(f"{self.title}: {len(offers):,} prices, {region}")
+            rates = await fetch_on_demand(account, region, ())
+            unknown |= rates.keys() - query.machines.keys()
+            for name in sorted(rates.keys() & query.machines.keys()):
+                offers.append(_make(query, name, region, rate=rates[name], source="AWS Price List API"))
+            offers += await self._read_spot(account, query, region, sorted(rates.keys() & query.machines.keys()))
+        return Prices(offers=tuple(offers), unknown_types=len(unknown))
+
+    async def _read_spot(self, account: Account, query: PriceQuery, region: str, types: list[str]) -> list[Offer]:
+        """Zones by the ids that mean the same in every account; names are shuffled."""
+        zones = await account.ask(region, "ec2", "describe_availability_zones")
+        ids = {str(each["ZoneName"]): str(each["ZoneId"]) for each in zones["AvailabilityZones"]}
+        told = await fetch_spot(account, region, types, wall_clock())
+        latest = {(name, zone): rate for name, zone, _, rate in told}
+        return [
+            _make(
+                query, name, region, rate=rate, zone=ids[zone], purchase=Purchase.SPOT, source="EC2 spot price history"
+            )
+            for (name, zone), rate in sorted(latest.items())
+            if zone in ids
+        ]
+
+
+def _make(query: PriceQuery, name: str, region: str, **fields: object) -> Offer:
+    blank = replace(query.machines[name], zone=None, purchase=Purchase.ON_DEMAND, capacity=None)
+    return replace(blank, region=region, as_of=query.today, **fields)  # type: ignore[arg-type]  # fields of Offer
+
+
+SOURCE: PriceSource = AwsPrices()

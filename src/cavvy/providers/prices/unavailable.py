@@ -1,0 +1,24 @@
+"""Why the price lists of other providers are not read yet; shown by `cavvy catalog refresh` and `info`."""
+
+from collections.abc import Mapping
+
+_NO_READER = "no reader for its price list yet"
+REASONS: Mapping[str, str] = {
+    "gcp": "its price API needs an API key",
+    "oci": _NO_READER,
+    "lambda": "its API needs an API key",
+    "runpod": _NO_READER,
+    "vast": _NO_READER,
+    "nebius": "its API needs credentials",
+    "verda": "its API needs credentials",
+    "primeintellect": _NO_READER,
+    "shadeform": _NO_READER,
+    "coreweave": "it publishes a page, no API",
+    "cudo": _NO_READER,
+    "do": "its API needs a token",
+    "fluidstack": _NO_READER,
+    "hyperbolic": _NO_READER,
+    "ibm": _NO_READER,
+    "paperspace": _NO_READER,
+    "seeweb": _NO_READER,
+}

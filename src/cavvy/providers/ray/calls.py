@@ -1,0 +1,186 @@
+"""One Ray cluster's dashboard: jobs are submitted, listed, stopped and forgotten; nodes and placement groups listed."""
+
+import asyncio
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from cavvy.providers.base import ProviderError, Refused, TryAgain
+
+Object = dict[str, Any]
+
+_CALL_S = 30.0
+_AT_ONCE = 8
+_MANY = 10000  # the most that the state API lists
+_DENIED = frozenset({401, 403, 407})
+
+
+class Answered(Exception):
+    """The dashboard refused."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+    def sorted(self, where: str) -> ProviderError:
+        """What this is to the caller of a provider."""
+        text = str(self).strip()
+        last = text.splitlines()[-1][:300] if text else ""
+        if self.status in _DENIED:
+            return Refused(f"{where}: HTTP {self.status}: {last or 'not allowed'}; see `token_file` in [providers.ray]")
+        if self.status == 404:
+            return Refused(f"{where}: HTTP 404: this is no dashboard of Ray with a job API")
+        if 400 <= self.status < 500:
+            return Refused(f"{where}: HTTP {self.status}: {last}")
+        return TryAgain(f"{where}: HTTP {self.status}: {last}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a dashboard is and what is shown to it."""
+
+    name: str
+    url: str
+    read_headers: Callable[[], Mapping[str, str]] = field(default=dict, repr=False)  # raises Refused
+    ca_file: str | None = None
+
+
+class Api:
+    """The dashboard of one cluster. Methods raise Answered, TryAgain and Refused."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._threads = ThreadPoolExecutor(_AT_ONCE, f"ray-{address.name}")  # a silent dashboard holds up nobody else
+        self._shown: Mapping[str, str] | None = None  # the headers that were read last
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        if address.url.startswith("https:"):
+            handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=address.ca_file)))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def version(self) -> Object:
+        return _object(await self._ask("GET", "/api/version"))
+
+    async def nodes(self) -> Sequence[Object]:
+        return await self._state("nodes", detail="1")
+
+    async def groups(self) -> Sequence[Object]:
+        return await self._state("placement_groups", detail="1")
+
+    async def usage(self) -> Mapping[str, Object]:
+        """By node, what is used and what there is of each resource; some seconds old."""
+        told = _object(await self._ask("GET", "/api/cluster_status"))
+        status = ((told.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+        return status.get("usageByNode") or {}
+
+    async def jobs(self) -> Sequence[Object]:
+        told = await self._ask("GET", "/api/jobs/")
+        return told if isinstance(told, list) else []
+
+    async def job(self, name: str) -> Object | None:
+        try:
+            return _object(await self._ask("GET", f"/api/jobs/{quote(name)}"))
+        except Answered as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def log(self, name: str) -> str | None:
+        """What a job's driver printed; None where that cannot be had (any more)."""
+        try:
+            return str(_object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or "")
+        except Answered:
+            return None
+
+    async def submit(self, job: Object) -> bool:
+        """False where there is a job of that name already."""
+        try:
+            await self._ask("POST", "/api/jobs/", job)
+        except Answered as error:
+            if "already exists" in str(error):
+                return False
+            raise
+        return True
+
+    async def stop(self, name: str) -> None:
+        """Ask a job to stop; gone already is well."""
+        try:
+            await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
+        except Answered as error:
+            if error.status != 404:
+                raise
+
+    async def forget(self, name: str) -> None:
+        """Have Ray forget a job that has ended."""
+        try:
+            await self._ask("DELETE", f"/api/jobs/{quote(name)}")
+        except Answered as error:
+            if error.status != 404:
+                raise
+
+    async def _state(self, what: str, **query: str) -> Sequence[Object]:
+        """A list of the state API, https://docs.ray.io/en/latest/ray-observability/reference/api.html."""
+        text = "&".join(f"{name}={value}" for name, value in {**query, "limit": str(_MANY)}.items())
+        told = _object(await self._ask("GET", f"/api/v0/{what}?{text}"))
+        if not told.get("result"):
+            raise TryAgain(f"{self.address.name}: {what}: {told.get('msg') or 'no answer'}")
+        found: Sequence[Object] = ((told.get("data") or {}).get("result") or {}).get("result") or []
+        return found
+
+    async def _ask(self, method: str, path: str, body: Object | None = None) -> object:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._call_as_known, method, path, body)
+
+    def _call_as_known(self, method: str, path: str, body: Object | None) -> object:
+        """Who is denied shows what is in the files now, if that is something else."""
+        shown = self._shown
+        if shown is None:
+            shown = self._shown = self.address.read_headers()
+        try:
+            return self._call(method, path, body, shown)
+        except Answered as error:
+            if error.status not in _DENIED or (fresh := self.address.read_headers()) == shown:
+                raise
+        self._shown = fresh
+        return self._call(method, path, body, fresh)
+
+    def _call(self, method: str, path: str, body: Object | None, shown: Mapping[str, str]) -> object:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Accept": "application/json", "Content-Type": "application/json", **shown}
+        request = urllib.request.Request(self.address.url + path, data=data, headers=headers, method=method)
+        try:
+            with self._opener.open(request, timeout=_CALL_S) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            raise Answered(error.code, _read(error)) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:  # TLS errors too
+            reason = getattr(error, "reason", error)
+            raise TryAgain(f"{self.address.name}: {self.address.url} cannot be reached: {reason}") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """What a proxy's login page says is not Ray's answer, and our headers are for nobody else."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _read(error: urllib.error.HTTPError) -> str:
+    """Why it was refused; "" where the line breaks before it is said."""
+    with error, suppress(OSError, http.client.HTTPException):
+        return error.read(65536).decode(errors="replace")
+    return ""
+
+
+def _object(told: object) -> Object:
+    return told if isinstance(told, dict) else {}

@@ -1,0 +1,199 @@
+"""What a Ray cluster has and what of it is free, as offers, and what a gang asks of it. Pure."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cavvy.catalog.accelerators import find_accelerator
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer, name_pool
+
+Object = Mapping[str, Any]
+
+MARKET = "ray.io/market-type"
+_KIND = "accelerator_type:"  # a resource that says what a node's accelerators are
+_SLIVER = 0.001  # of such a resource; Ray's own way to ask for a kind
+# Resources by which Ray itself hands out accelerators.
+_ACCELERATORS = ("GPU", "TPU", "neuron_cores", "HPU", "NPU")
+_MAKERS = re.compile(r"^(AMD-Instinct|AMD-Radeon|Intel|NVIDIA|aws)-|-(OAM|HF)$", re.IGNORECASE)
+_MIB = 1024 * 1024
+_STEP_MIB = 256  # nodes of one kind differ by a little
+# Resources of a placement group's whole, as `cluster_status` spells them: of a bundle of it, more digits follow.
+_RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """One node, what a job may have of it, and what of that is free now."""
+
+    id: str
+    address: str
+    shape: Shape
+    resource: str = ""  # by which its accelerators are asked for; "" without any
+    kind: str = ""  # the resource that says what they are; "" where none does
+    spot: bool = False
+    cpus: float = 0
+    memory_mib: int = 0
+    gpus: float = 0
+
+    def fits(self, offer: Offer) -> int:
+        """How many of the offer's nodes it has room for now."""
+        if not is_of(self, offer):
+            return 0
+        rooms = [self.cpus / offer.vcpus, self.memory_mib / offer.memory_mib]
+        rooms += [self.gpus / offer.accelerator_count] if offer.accelerator_count else []
+        return max(0, int(min(rooms) + 1e-6))
+
+    def less(self, offer: Offer, count: int) -> "RayNode":
+        """What is left when so many of the offer's nodes are on it."""
+        return replace(
+            self,
+            cpus=self.cpus - count * offer.vcpus,
+            memory_mib=self.memory_mib - count * offer.memory_mib,
+            gpus=self.gpus - count * offer.accelerator_count,
+        )
+
+
+def read_nodes(nodes: Sequence[Object], usage: Mapping[str, Object], groups: Sequence[Object]) -> Sequence[RayNode]:
+    """The living nodes, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and /api/v0/placement_groups.
+
+    Usage is some seconds old; what placement groups reserve is known exactly, so that only the rest is taken from it.
+    """
+    reserved: dict[str, dict[str, float]] = {}
+    for group in groups:
+        if group.get("state") in ("CREATED", "RESCHEDULING", "PREPARED"):
+            for bundle in group.get("bundles") or ():
+                held = reserved.setdefault(str(bundle.get("node_id") or ""), {})
+                for name, amount in (bundle.get("unit_resources") or {}).items():
+                    held[name] = held.get(name, 0) + float(amount)
+    return [
+        _read_node(node, usage.get(str(node["node_id"])) or {}, reserved.get(str(node["node_id"])) or {})
+        for node in nodes
+        if node.get("state") == "ALIVE" and float((node.get("resources_total") or {}).get("CPU", 0)) >= 1
+    ]
+
+
+def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> RayNode:
+    total: Mapping[str, float] = node["resources_total"]
+    labels = node.get("labels") or {}
+    resource = _find_resource(total)
+    kind = next((name for name in sorted(total) if name.startswith(_KIND)), "") if resource in _ACCELERATORS else ""
+    word = kind.removeprefix(_KIND) or labels.get("ray.io/accelerator-type", "")
+    word = word if resource in _ACCELERATORS else resource
+
+    def free(name: str) -> float:
+        seen = usage.get(_camel(name))
+        used = float(seen[0]) if seen else 0.0
+        of_groups = sum(
+            float(pair[1])
+            for key, pair in usage.items()
+            if (found := _RESERVED.fullmatch(key)) and found[1] == _camel(name)
+        )
+        return max(0.0, float(total.get(name, 0)) - max(0.0, used - of_groups) - reserved.get(name, 0.0))
+
+    memory = int(float(total.get("memory", 0))) // _MIB
+    return RayNode(
+        id=str(node["node_id"]),
+        address=str(node.get("node_ip", "")),
+        shape=Shape(
+            cpus=int(total["CPU"]),
+            memory_mib=memory // _STEP_MIB * _STEP_MIB if memory >= _STEP_MIB else memory,
+            gpus=int(total.get(resource, 0)) if resource else 0,
+            gpu=name_accelerator(word) if resource else "",
+        ),
+        resource=resource,
+        kind=kind,
+        spot=str(labels.get(MARKET, "")).lower() == "spot",
+        cpus=free("CPU"),
+        memory_mib=int(free("memory")) // _MIB,
+        gpus=free(resource) if resource else 0,
+    )
+
+
+def _find_resource(total: Mapping[str, float]) -> str:
+    """The resource that hands out accelerators: Ray's own, or one that people named after a product that we know."""
+    for name in _ACCELERATORS:
+        if total.get(name, 0) >= 1:
+            return name
+    return next((name for name in sorted(total) if total[name] >= 1 and find_accelerator(name)), "")
+
+
+def name_accelerator(word: str) -> str:
+    """What Ray calls a product, without the maker's name where ours has none."""
+    plain = _MAKERS.sub("", _MAKERS.sub("", word))
+    known = find_accelerator(word) or find_accelerator(plain)
+    return known.accelerator.name if known else word
+
+
+def _camel(name: str) -> str:
+    """A resource's name as the dashboard spells it: "accelerator_type:A100" is "acceleratorType:A100"."""
+    first, *rest = name.split("_")
+    return first + "".join(part[:1].upper() + part[1:] for part in rest)
+
+
+def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
+    """The nodes as they will be when so many of the offer's nodes, asked for and not placed yet, are on them."""
+    left = []
+    for node in nodes:
+        here = min(count, node.fits(offer))
+        count -= here
+        left.append(node.less(offer, here) if here else node)
+    return left
+
+
+def list_offers(
+    nodes: Sequence[RayNode], *, region: str, gpu_rate: Callable[[str], HourlyRate], node_rate: HourlyRate, waits: bool
+) -> Sequence[Offer]:
+    """One offer for each size: a kind of node with its accelerators, or a part of nodes, of whatever kind, without."""
+    widest = max((node.shape.cpus for node in nodes), default=1)
+    kinds: dict[tuple[Shape, str, bool], list[RayNode]] = {}
+    for node in nodes:
+        if node.shape.memory_mib:
+            kinds.setdefault((node.shape, node.resource, node.spot), []).append(node)
+    sizes: dict[str, list[tuple[Offer, Sequence[RayNode]]]] = {}
+    for (shape, _, spot), alike in sorted(kinds.items(), key=lambda kind: str(kind[0])):
+        place = Place(provider="ray", cluster=region, queue="", taken=spot, widest=widest, pool="")
+        for part in list_parts(shape):
+            prices = Prices(gpu=gpu_rate(shape.gpu), node=node_rate)
+            offer = replace(make_offer(place, shape, part, prices, capacity=None, source=""), zone=None)
+            sizes.setdefault(offer.key, []).append((offer, alike))
+    groups = [{node.id for _, alike in kinds_of for node in alike} for kinds_of in sizes.values()]
+    return [_unite(kinds_of, groups, waits) for kinds_of in sizes.values()]
+
+
+def _unite(kinds_of: Sequence[tuple[Offer, Sequence[RayNode]]], groups: Sequence[set[str]], waits: bool) -> Offer:
+    """One size of all kinds of nodes that have it, at the price of the dearest."""
+    nodes = [node for _, alike in kinds_of for node in alike]
+    smallest = min((offer for offer, _ in kinds_of), key=lambda offer: offer.memory_mib)
+    room = [node.fits(smallest) for node in nodes]
+    return replace(
+        smallest,
+        rate=max((offer.rate for offer, _ in kinds_of), key=lambda rate: rate.micros_per_hour),
+        capacity=None if waits else sum(room),
+        pool=name_pool((node.id for node in nodes), groups),
+        source=f"Ray, {sum(each > 0 for each in room)} of {len(nodes)} nodes free",
+    )
+
+
+def is_of(node: RayNode, offer: Offer) -> bool:
+    """Whether the node can be one of the offer's, whatever is free of it."""
+    kind = gpu_of(offer)
+    return (
+        node.shape.gpus >= offer.accelerator_count
+        and (not offer.accelerator_count or (node.shape.gpu or "gpu") == (kind or "gpu"))
+        and node.shape.cpus >= offer.vcpus
+        and node.shape.memory_mib >= offer.memory_mib
+        and node.spot == (offer.purchase is Purchase.SPOT)
+    )
+
+
+def make_bundle(offer: Offer, node: RayNode) -> Mapping[str, float]:
+    """What each node of a gang reserves; `node` is one that the offer is of."""
+    bundle: dict[str, float] = {"CPU": offer.vcpus, "memory": offer.memory_mib * _MIB}
+    if offer.accelerator_count:
+        bundle[node.resource] = offer.accelerator_count
+        if node.kind:
+            bundle[node.kind] = _SLIVER
+    return bundle

@@ -1,0 +1,112 @@
+"""The job of a gang as Ray is given it. Its entrypoint holds no secret: it fetches the driver and what that is told."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from cavvy.catalog.accelerators import find_accelerator
+from cavvy.providers.base import GangSpec, Outside
+from cavvy.providers.hosts.bootstrap import make_config
+from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
+
+_FAR = Path(__file__).with_name("far")
+_TAKES = timedelta(seconds=30)  # how long the reserved nodes may take to be there, where nothing may wait
+RESERVE = timedelta(seconds=15)  # after the work's grace, for its last words
+INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
+# Fetches a plan by its hash, so that who gives it does not matter, and runs the driver that is in it.
+_LINE = """
+import hashlib, http.client, json, ssl, sys, time, urllib.request as web
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+opener = web.build_opener(web.ProxyHandler({{}}), web.HTTPSHandler(context=context))
+for left in range(29, -1, -1):
+    try:
+        plan = opener.open({url!r}, timeout=60).read()
+        if hashlib.sha256(plan).hexdigest() == {digest!r}: break
+        why = "what it gave has another hash"
+    except (OSError, http.client.HTTPException) as error: why = error
+    left and time.sleep(2)
+else:
+    sys.exit("cavvy: the driver cannot be fetched from {address}: %s" % why)
+PLAN = json.loads(plan)
+exec(compile(PLAN["driver"], "driver.py", "exec"))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The settings that end up in jobs."""
+
+    namespace: str
+    python: str
+    folder: str
+    spread: bool
+    wait: bool
+
+
+def job_name(mark: str, gang: str) -> str:
+    """Ray's submission id: the same gang of the same installation is granted once."""
+    return f"cavvy-{mark}-{gang}"
+
+
+def make_job(
+    gang: GangSpec, mark: str, node: RayNode, outside: Outside, wishes: Wishes, *, mixed: bool
+) -> Mapping[str, Any]:
+    """What is submitted. Packs the agent when it is asked for the first time, which blocks.
+
+    `node` is one of those that the offer is of; `mixed`: some of the cluster's nodes may be taken back, others not.
+    """
+    plan = json.dumps(make_plan(gang, mark, node, outside, wishes, mixed=mixed), sort_keys=True).encode()
+    digest = outside.shelve(plan)
+    line = _LINE.format(url=f"{outside.address}/boot/v1/{digest}", digest=digest, address=outside.address)
+    leave_s = int((gang.grace + 2 * RESERVE).total_seconds())
+    return {
+        "submission_id": job_name(mark, gang.name),
+        "entrypoint": f"exec {wishes.python} -c {shlex.quote(line)}",
+        "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(leave_s)}},
+        "metadata": {INSTALLATION: mark, GANG: gang.name, NODES: str(gang.nodes), **_plain(gang.labels)},
+    }
+
+
+def make_plan(
+    gang: GangSpec, mark: str, node: RayNode, outside: Outside, wishes: Wishes, *, mixed: bool
+) -> Mapping[str, Any]:
+    """What the driver is told, and the two programs."""
+    offer = gang.offer
+    known = find_accelerator(offer.accelerator) if offer.accelerator else None
+    spread = "STRICT_SPREAD" if wishes.spread else "SPREAD"
+    return {
+        "driver": (_FAR / "driver.py").read_text("utf-8"),
+        "hold": (_FAR / "hold.py").read_text("utf-8"),
+        "name": job_name(mark, gang.name),
+        "namespace": wishes.namespace,
+        "nodes": gang.nodes,
+        "bundle": make_bundle(offer, node),
+        "selector": {MARKET: "spot" if node.spot else "!spot"} if mixed else {},
+        "strategy": spread if gang.nodes > 1 else "PACK",
+        "resource": node.resource if offer.accelerator_count else "",
+        "vendor": known.accelerator.vendor.value if known else "",
+        "wait_s": None if wishes.wait else _TAKES.total_seconds(),
+        "grace_s": gang.grace.total_seconds(),
+        "reserve_s": RESERVE.total_seconds(),
+        "tokens": [outside.claim_token(gang.name, rank) for rank in range(gang.nodes)],
+        "boot": {
+            "agent": outside.agent(),
+            "folder": f"{wishes.folder}/{mark}",
+            "leave_s": (gang.grace + RESERVE).total_seconds(),
+            "config": {
+                **make_config(gang, outside),
+                "cpus": offer.vcpus,
+                "memory_mib": offer.memory_mib,
+                "taken": {"seconds": (gang.grace + RESERVE / 3).total_seconds(), "source": "Ray"},
+            },
+        },
+    }
+
+
+def _plain(labels: Mapping[str, str]) -> dict[str, str]:
+    return {f"cavvy.tag/{name}": value for name, value in labels.items()}

@@ -1,0 +1,133 @@
+"""Ray as a provider: each cluster is a region; gangs are jobs of its job API, found again by their submission ids."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import UnitError, parse_rate
+from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
+from cavvy.providers.batch.several import Parts, introduce_all, look_at_all, remove_from_all
+from cavvy.providers.batch.shapes import RateOf
+from cavvy.providers.ray.books import Books
+from cavvy.providers.ray.calls import Address, Api
+from cavvy.providers.ray.entry import Wishes
+from cavvy.providers.ray.site import Site, Terms, why_not
+
+_DEFAULT = "http://127.0.0.1:8265"
+
+
+class RayProvider:
+    """Implements Provider, HasParts, ChecksTasks, Introduces and Closes."""
+
+    def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
+        self.manifest = manifest
+        self._context = context
+        self._mark = hashlib.sha256(context.installation.encode()).hexdigest()[:12]
+        try:
+            self._gpu_rate = RateOf(self._text("price_usd_gpu_hr") or "0")
+        except (UnitError, ValueError) as error:
+            raise Refused(f"[providers.ray] price_usd_gpu_hr: {error}") from error
+        self._node_rate = parse_rate(str(context.settings.get("price_usd_node_hr", 0)))
+        self._books = Books(context.home / self._mark, context.now)
+        self._sites: dict[str, Site] = {}
+        self._parts = Parts[Sequence[Offer]]()
+
+    async def offers(self) -> Sequence[Offer]:
+        ask = {name: partial(site.offers, self._gpu_rate, self._node_rate) for name, site in self.sites().items()}
+        return [offer for offers in (await self._parts.ask(ask)).values() for offer in offers]
+
+    def silent(self) -> Sequence[str]:
+        return self._parts.silent
+
+    async def launch(self, gang: GangSpec) -> None:
+        site = self.sites().get(gang.offer.region)
+        if site is None or gang.offer.provider != self.manifest.name:
+            raise NoCapacity(f"{gang.offer.key}: not an offer of a cluster that is used now")
+        async with self._books.lock(gang.name):
+            await site.launch(gang)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return await look_at_all((site.gangs(name) for site in self.sites().values()), name)
+
+    async def remove(self, name: str) -> None:
+        async with self._books.lock(name):
+            await remove_from_all(site.remove(name) for site in self.sites().values())
+
+    def check(self, task: Task) -> Sequence[str]:
+        return why_not(self._context.outside)
+
+    async def introduce(self) -> Sequence[tuple[str, str]]:
+        return await introduce_all({name: site.introduce for name, site in self.sites().items()})
+
+    async def close(self) -> None:
+        await self._parts.close()
+        for site in self._sites.values():
+            site.api.close()
+
+    def sites(self) -> Mapping[str, Site]:
+        """The clusters in use. Raises Refused."""
+        if not self._sites:
+            wishes = Wishes(
+                namespace=self._text("namespace") or "cavvy",
+                python=self._text("python") or "python",
+                folder=self._text("folder").rstrip("/") or "~/.cavvy-ray",
+                spread=bool(self._context.settings.get("spread", False)),
+                wait=bool(self._context.settings.get("wait", False)),
+            )
+            terms = Terms(mark=self._mark, wishes=wishes, outside=self._context.outside, now=self._context.now)
+            text = self._text("addresses") or _DEFAULT
+            for address in read_addresses(text, self._read_headers, self._text("ca_file")):
+                if address.name in self._sites:
+                    self._sites.clear()
+                    raise Refused(f"[providers.ray] addresses: two clusters are called {address.name}; name them")
+                self._sites[address.name] = Site(Api(address), self._books, terms)
+        return self._sites
+
+    def _read_headers(self) -> Mapping[str, str]:
+        headers: dict[str, str] = {}
+        if self._text("headers_file"):
+            for line in self._read("headers_file").splitlines():
+                name, colon, value = line.partition(":")
+                if line.strip() and not colon:
+                    raise Refused("[providers.ray] headers_file: a line is not `Name: value`")
+                if colon:
+                    headers[name.strip()] = value.strip()
+        if self._text("token_file"):
+            headers["Authorization"] = f"Bearer {self._read('token_file').strip()}"
+        return headers
+
+    def _read(self, setting: str) -> str:
+        path = Path(self._text(setting)).expanduser()
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(f"[providers.ray] {setting}: {path} cannot be read: {error}") from error
+
+    def _text(self, name: str) -> str:
+        return str(self._context.settings.get(name, "")).strip()
+
+
+def read_addresses(text: str, read_headers: Callable[[], Mapping[str, str]], ca_file: str) -> Sequence[Address]:
+    """`NAME=URL` or URL, with spaces or commas between them. Raises Refused."""
+    found = []
+    for word in text.replace(",", " ").split():
+        name, equals, url = word.partition("=")
+        if not equals or "/" in name:
+            name, url = "", word
+        url = url.rstrip("/")
+        scheme, slashes, rest = url.partition("://")
+        if scheme not in ("http", "https") or not slashes or not rest:
+            raise Refused(f"[providers.ray] addresses: {word!r} is not NAME=http://HOST:PORT")
+        host = rest.partition("/")[0]
+        if "@" in host:
+            raise Refused(
+                "[providers.ray] addresses: a user and password cannot be in one; `headers_file` can hold them"
+            )
+        name = name or host.partition(":")[0]
+        if not all(each.isalnum() or each in "-._" for each in name):
+            raise Refused(f"[providers.ray] addresses: {name!r} cannot be a name; letters, digits, - . _ can")
+        found.append(Address(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None))
+    return found

@@ -1,0 +1,247 @@
+"""Finds the places that Cavvy can use and makes those that the settings enable; nobody else names a provider.
+
+A provider is a module or package of `cavvy.providers`, or of an entry point `cavvy.providers`, that defines
+`MANIFEST: Manifest` and `make(context: ProviderContext) -> Provider`. A table `[providers.<name>]` enables it.
+A package that holds a file `on-by-default` needs no table; only providers of this distribution can say so, so
+that installing a package never spends money. `enabled = false` in its table turns either kind off.
+
+`python -m cavvy.providers.registry` prints the reference page of all settings.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from types import ModuleType
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import (
+    Manifest,
+    Outside,
+    Provider,
+    ProviderContext,
+    ProviderError,
+    Setting,
+    SettingKind,
+    wall_clock,
+)
+
+Tables = Mapping[str, Mapping[str, Scalar]]  # [providers.<name>] of the settings file
+
+ENABLED = Setting(
+    name="enabled",
+    kind=SettingKind.FLAG,
+    default=True,
+    consequence="`false` turns the provider off: none of its offers are used, and gangs there are not looked after.",
+)
+_GROUP = "cavvy.providers"
+_MARK = "on-by-default"
+_NOT_PROVIDERS = frozenset(
+    {"base", "batch", "contract", "hosts", "notices", "objections", "prices", "registry", "settings"}
+)
+
+
+class BadSettings(ProviderError):
+    """A settings table names no provider, an unknown key or a wrong value; the message says which and what fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Where a provider's module is. Nothing of it is imported yet."""
+
+    name: str
+    module: str
+    by_default: bool = False
+
+
+def list_known() -> Mapping[str, Known]:
+    """Every provider that is installed, by name; reads entry points, which takes a while."""
+    found = _own()
+    for name, module in _foreign():
+        found.setdefault(name, Known(name=name, module=module))
+    return found
+
+
+def manifests() -> Sequence[Manifest]:
+    """What every installed provider says about itself, by name. Imports them all."""
+    return [manifest_of(known) for _, known in sorted(list_known().items())]
+
+
+def enabled(tables: Tables) -> Sequence[Known]:
+    """The providers that the settings turn on. Imports none. Raises BadSettings for a table that names none."""
+    found = _own()
+    if any(name not in found for name in tables):
+        found = dict(list_known())
+    for name in tables:
+        if name not in found:
+            raise BadSettings(f"[providers.{name}]: no such provider.{_suggest(name, found)}")
+    on = [known for name, known in sorted(found.items()) if name in tables or known.by_default]
+    return [known for known in on if tables.get(known.name, {}).get("enabled", True) is not False]
+
+
+def load(
+    tables: Tables,
+    *,
+    installation: str,
+    home: Path,
+    agent_command: Sequence[str] = (),
+    agent_archive: Callable[[], bytes] | None = None,
+    server_address: str = "",
+    outside: Outside | None = None,
+    now: Callable[[], datetime] = wall_clock,
+) -> dict[str, Provider]:
+    """Make the enabled providers, each with a folder of its own under `home`; only these are imported.
+
+    Raises BadSettings, and Refused where a provider cannot be made as it is configured.
+    """
+    maker = Maker(
+        installation=installation,
+        home=home,
+        agent_command=agent_command,
+        agent_archive=agent_archive,
+        server_address=server_address,
+        outside=outside,
+        now=now,
+    )
+    return {known.name: maker.make(known, tables.get(known.name, {})) for known in enabled(tables)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Makes providers for one installation, each with a folder of its own under `home`."""
+
+    installation: str
+    home: Path
+    agent_command: Sequence[str] = ()
+    agent_archive: Callable[[], bytes] | None = None
+    server_address: str = ""
+    outside: Outside | None = None
+    now: Callable[[], datetime] = wall_clock
+
+    def make(self, known: Known, table: Mapping[str, Scalar]) -> Provider:
+        """Make one with its settings table. Raises BadSettings and what the provider raises."""
+        settings = check_settings(manifest_of(known), table)
+        folder = self.home / known.name
+        for each in (self.home.parent, self.home, folder):  # this may be the first to use the state folder
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        context = ProviderContext(
+            installation=self.installation,
+            home=folder,
+            settings=settings,
+            agent_command=tuple(self.agent_command),
+            agent_archive=self.agent_archive,
+            server_address=self.server_address,
+            outside=self.outside,
+            now=self.now,
+        )
+        provider: Provider = _module(known).make(context)
+        return provider
+
+
+def manifest_of(known: Known) -> Manifest:
+    """Import one provider and read its manifest. Raises BadSettings where the module is not a provider."""
+    manifest = getattr(_module(known), "MANIFEST", None)
+    if not isinstance(manifest, Manifest) or manifest.name != known.name:
+        raise BadSettings(f"{known.module}: expected MANIFEST = Manifest(name={known.name!r}, ...)")
+    return manifest
+
+
+def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The table with defaults filled in; unset settings without a default are left out. Raises BadSettings."""
+    known = {setting.name: setting for setting in (ENABLED, *manifest.settings)}
+    for name in table:
+        if name not in known:
+            raise BadSettings(f"[providers.{manifest.name}] {name}: no such setting.{_suggest(name, known)}")
+    values = {name: _check(manifest.name, known[name], value) for name, value in table.items()}
+    defaults = {s.name: s.default for s in known.values() if s.default is not None}
+    return {**defaults, **values}
+
+
+def settings_page() -> str:
+    """The reference page of all providers' settings and gaps, as Markdown."""
+    on = sorted(known.name for known in _own().values() if known.by_default)
+    lines = [
+        "# Providers",
+        "",
+        "Made by `python -m cavvy.providers.registry`; a test fails when it is stale.",
+        f"A table `[providers.<name>]` in the settings file turns a provider on. On without one: {', '.join(on)}.",
+    ]
+    for manifest in manifests():
+        lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
+        lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
+        lines += [_row(setting) for setting in (*manifest.settings, ENABLED)]
+        if manifest.lacks:
+            lines += ["", "| not here | why |", "|---|---|"]
+            lines += [f"| {feature} | {reason} |" for feature, reason in manifest.lacks.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _docs(manifest: Manifest) -> str:
+    page = manifest.docs.removeprefix("docs/")
+    return f"See [{page}](../{page})." if page.endswith(".md") else manifest.docs
+
+
+def _row(setting: Setting) -> str:
+    value = f"{setting.kind}, {setting.unit}" if setting.unit else str(setting.kind)
+    default = "" if setting.default is None else f"`{str(setting.default).lower()}`"
+    return f"| `{setting.name}` | {value} | {default} | {setting.consequence} |"
+
+
+def _check(provider: str, setting: Setting, value: Scalar) -> Scalar:
+    where = f"[providers.{provider}] {setting.name}"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    match setting.kind:
+        case SettingKind.TEXT:
+            value = str(value) if number else value  # `account = 1234`; one rate where several may stand
+            good = isinstance(value, str)
+        case SettingKind.FLAG:
+            good = isinstance(value, bool)
+        case SettingKind.INTEGER:
+            good = number and isinstance(value, int)
+        case SettingKind.NUMBER:
+            good = number
+    if not good:
+        unit = f" ({setting.unit})" if setting.unit else ""
+        raise BadSettings(f"{where}: expected {setting.kind}{unit}, not {value!r}")
+    if setting.minimum is not None and isinstance(value, (int, float)) and value < setting.minimum:
+        raise BadSettings(f"{where}: expected at least {setting.minimum:g}, not {value!r}")
+    return value
+
+
+def _suggest(name: str, known: Mapping[str, object]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
+
+
+def _own() -> dict[str, Known]:
+    found = {}
+    for path in Path(__file__).parent.iterdir():
+        name = path.stem
+        if name.startswith("_") or name in _NOT_PROVIDERS:
+            continue
+        if path.suffix == ".py":
+            found[name] = Known(name=name, module=f"cavvy.providers.{name}")
+        elif (path / "__init__.py").exists():
+            found[name] = Known(name=name, module=f"cavvy.providers.{name}", by_default=(path / _MARK).exists())
+    return found
+
+
+def _foreign() -> Sequence[tuple[str, str]]:
+    from importlib.metadata import entry_points  # slow to import, and needed for third parties' providers only
+
+    return [(point.name, point.value) for point in entry_points(group=_GROUP)]
+
+
+def _module(known: Known) -> ModuleType:
+    try:
+        return import_module(known.module)
+    except (ImportError, SyntaxError) as error:
+        raise BadSettings(f"provider {known.name!r} cannot be imported: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.stdout.write(settings_page())

@@ -1,0 +1,67 @@
+"""Settings that several providers have; imports nothing that connects."""
+
+from cavvy.providers.base import Setting, SettingKind
+
+_CONSENT = "Above 0 a job needs consent as on any paid offer."
+
+
+def text(name: str, consequence: str, default: str | None = None) -> Setting:
+    """A setting that is a text; None: unset."""
+    return Setting(name=name, kind=SettingKind.TEXT, default=default, consequence=consequence)
+
+
+def login_node() -> tuple[Setting, ...]:
+    """How to come to a batch system, and the folder that its nodes share (`batch.seat.read_where` reads them)."""
+    return (
+        text(
+            "host",
+            "The login node, as `ssh` knows it; the connection is made without a password. Unset: this machine is one.",
+        ),
+        text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
+        text(
+            "folder",
+            "A folder that the login node and all nodes see under the same path; only its user may look into it.",
+            "~/.cavvy-cluster",
+        ),
+    )
+
+
+def gpu_rates() -> Setting:
+    """What a cluster's accelerators cost, each kind its own (`batch.shapes.RateOf` reads it)."""
+    meaning = "USD per hour of one accelerator: `2.5`, or by name, the rest last: `H100=2.5 A100=1.2 1`."
+    return text("price_usd_gpu_hr", f"{meaning} {_CONSENT}", "0")
+
+
+def gpu_price() -> Setting:
+    """What a cluster's accelerators cost, all the same."""
+    return _price("price_usd_gpu_hr", f"Jobs are charged this for each accelerator that they hold. {_CONSENT}")
+
+
+def node_price() -> Setting:
+    """What a cluster's node costs without accelerators."""
+    held = "a node of which they hold no accelerators, or the share of it that they hold"
+    return _price("price_usd_node_hr", f"Jobs are charged this for {held}. {_CONSENT}")
+
+
+def price_setting(more: str = "") -> Setting:
+    """What a machine of one's own costs; `more`: what else the provider knows of prices."""
+    consequence = "Jobs are charged this for each accelerator that they hold, or once a node if they hold none. "
+    return _price("price_usd_hr", f"{consequence}{more}{_CONSENT}")
+
+
+def lost_setting(consequence: str) -> Setting:
+    """How long a machine may be silent."""
+    return Setting(
+        name="lost_after_s",
+        kind=SettingKind.NUMBER,
+        unit="seconds",
+        default=600,
+        minimum=1,
+        consequence=consequence,
+    )
+
+
+def _price(name: str, consequence: str) -> Setting:
+    return Setting(
+        name=name, kind=SettingKind.NUMBER, unit="USD per hour", default=0, minimum=0, consequence=consequence
+    )

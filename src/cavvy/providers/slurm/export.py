@@ -1,0 +1,64 @@
+"""A task as a script for sbatch that needs no Cavvy: `cavvy export slurm TASK.YAML`."""
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
+from cavvy.providers.slurm.cluster import gres_of
+from cavvy.providers.slurm.script import Wishes, format_length
+
+
+def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
+    """The script; `offer` None: the accelerators, CPUs and memory that the task itself names."""
+    options = [
+        f"--job-name={task.name}",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        *_size(task, offer),
+        *([f"--account={wishes.account}"] if wishes.account else []),
+        *([f"--qos={wishes.qos}"] if wishes.qos else []),
+        *([f"--time={format_length(task.limits.duration)}"] if task.limits.duration else []),
+        *wishes.options,
+        f"--signal=B:USR1@{wishes.warning_s}",
+        "--no-requeue",
+        "--output=%x-%j.log",
+    ]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
+        f"# Made by `cavvy export slurm TASK.YAML` from the task {task.name}.",
+        *(f"# {note}" for note in list_notes(task)),
+        *list_exports(task, nodes),
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        'CAVVY_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -s -d , -)',
+        "NPROC_PER_NODE=${SLURM_GPUS_ON_NODE:-1}",
+        f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
+        "export MASTER_ADDR CAVVY_HOSTS NPROC_PER_NODE CAVVY_WORK",
+        "trap : USR1 # comes before the time limit; srun passes SIGTERM on to the work at its end",
+        """srun --kill-on-bad-exit=1 bash -c 'export NODE_RANK=$SLURM_PROCID; eval "$CAVVY_WORK"' &""",
+        "while :; do",
+        "    wait $!",
+        "    code=$?",
+        "    kill -0 $! 2>/dev/null || exit $code",
+        "done",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _size(task: Task, offer: Offer | None) -> list[str]:
+    if offer is not None:
+        gres = gres_of(offer)
+        return [
+            *([f"--partition={offer.zone}"] if offer.zone else []),
+            f"--cpus-per-task={max(1, int(offer.vcpus))}",
+            f"--mem={offer.memory_mib}M",
+            *([f"--gres={gres}"] if gres else []),
+        ]
+    need = task.resources
+    gpu = need.accelerators[0] if need.accelerators else None
+    kind = f":{gpu.name.lower()}" if gpu is not None and gpu.name else ""
+    memory = need.least_memory_mib(max(1, round(need.cpus_min or 1)))
+    return [
+        *([f"--cpus-per-task={max(1, round(need.cpus_min))}"] if need.cpus_min else []),
+        *([f"--mem={memory}M"] if memory else []),
+        *([f"--gres=gpu{kind}:{gpu.count_min}"] if gpu is not None else []),
+    ]

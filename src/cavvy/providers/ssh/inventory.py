@@ -1,0 +1,222 @@
+"""Which hosts there are: from the settings, an inventory file and the names in the SSH configuration."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.base import Refused
+
+GROUP = "hosts"  # of hosts that are in no group of their own
+HOST_KEYS = ("strict", "accept-new")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOME = Path("~/.config/cavvy")
+_SSH_CONFIG = "~/.ssh/config"
+_Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_Size = Annotated[float, msgspec.Meta(gt=0)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One host as it was named. What is None is left to the SSH configuration."""
+
+    name: str
+    group: str
+    rate: HourlyRate  # of one accelerator, or of a node that holds none
+    in_group: bool = True  # False: it has a price of its own, and takes no part in its group's gangs
+    address: str | None = None
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    jump: str | None = None
+    node_address: str | None = None  # where the other ranks of a gang find it
+    folder: str
+    cpus: float | None = None
+    memory_gib: float | None = None
+    accelerators: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """All hosts by name, and how to reach them."""
+
+    entries: Mapping[str, Entry]
+    ssh_config: Path
+    accept_new: bool
+    idle: Sequence[str] = ()  # patterns of `hosts` that no Host of the SSH configuration matches
+
+
+class _Host(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A table [hosts.NAME] of the inventory."""
+
+    group: str | None = None
+    price_usd_hr: _Price | None = None
+    address: str | None = None
+    user: str | None = None
+    port: _Port | None = None
+    identity_file: str | None = None
+    jump: str | None = None
+    node_address: str | None = None
+    folder: str | None = None
+    cpus: _Size | None = None
+    memory_gib: _Size | None = None
+    accelerators: bool = True
+
+
+class _Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A table [groups.NAME] of the inventory."""
+
+    hosts: list[str] = []
+    price_usd_hr: _Price | None = None
+
+
+_T = TypeVar("_T", _Host, _Group)
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    hosts: dict[str, _Host] = {}
+    groups: dict[str, _Group] = {}
+
+
+def read_inventory(settings: Mapping[str, Scalar]) -> Inventory:
+    """Read everything anew. Raises Refused with what is wrong, where, and what to do."""
+    keys = str(settings.get("host_keys", HOST_KEYS[0]))
+    if keys not in HOST_KEYS:
+        raise Refused(f"[providers.ssh] host_keys is {keys!r}: write one of {', '.join(HOST_KEYS)}")
+    named = str(settings.get("ssh_config", _SSH_CONFIG))
+    config = Path(named).expanduser()
+    if named not in ("", _SSH_CONFIG) and not config.exists():  # by "" and /dev/null none is read
+        raise Refused(f"[providers.ssh] ssh_config: there is no file {config}")
+    where, file = _read_file(settings.get("inventory"))
+    hosts = dict(file.hosts)
+    group_of: dict[str, str] = {}
+    idle: list[str] = []
+    for word in _named(str(settings.get("hosts", "")), config, idle):
+        name, host = _split(word)
+        hosts.setdefault(name, host)
+    for group, told in file.groups.items():
+        for name in told.hosts:
+            if name in group_of:
+                raise Refused(f"{where}: {name} is in the groups {group_of[name]} and {group}; a host has one")
+            group_of[name] = group
+            hosts.setdefault(name, _Host())
+    entries = {}
+    for name, host in hosts.items():
+        group = host.group or group_of.get(name, GROUP)
+        if host.group and group_of.get(name, group) != group:
+            raise Refused(f"{where}: {name} says it is in {group} and is listed in {group_of[name]}")
+        entries[name] = _entry(name, host, group, file.groups.get(group, _Group()), settings)
+    groups = {entry.group for entry in entries.values()}
+    wrong = [name for name in (*entries, *groups) if _NAME.fullmatch(name) is None]
+    if wrong:
+        raise Refused(f"{where}: {wrong[0]!r} is no name for a host or group: letters, digits, '.', '_' and '-'")
+    if both := sorted(groups & entries.keys()):
+        raise Refused(f"{where}: {both[0]} names a host and a group; give one of them another name")
+    found = dict(sorted(entries.items()))
+    return Inventory(entries=found, ssh_config=config, accept_new=keys == "accept-new", idle=idle)
+
+
+def _entry(name: str, host: _Host, group: str, told: _Group, settings: Mapping[str, Scalar]) -> Entry:
+    usual = told.price_usd_hr if told.price_usd_hr is not None else settings.get("price_usd_hr", 0)
+    price = host.price_usd_hr if host.price_usd_hr is not None else usual
+    return Entry(
+        name=name,
+        group=group,
+        rate=parse_rate(str(price)),
+        in_group=parse_rate(str(price)) == parse_rate(str(usual)),
+        address=host.address,
+        user=host.user,
+        port=host.port,
+        identity_file=host.identity_file,
+        jump=host.jump,
+        node_address=host.node_address,
+        folder=host.folder or str(settings.get("folder", "~/.cavvy-agent")),
+        cpus=host.cpus,
+        memory_gib=host.memory_gib,
+        accelerators=host.accelerators,
+    )
+
+
+def _read_file(given: Scalar | None) -> tuple[str, _File]:
+    if not given:
+        return "[providers.ssh]", _File()
+    path = _HOME.expanduser() / Path(str(given)).expanduser()
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Refused(f"[providers.ssh] inventory: {path} cannot be read: {reason}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"{path} is not TOML: {error}") from error
+    if unknown := sorted(raw.keys() - {"hosts", "groups"}):
+        raise Refused(f"{path}: {unknown[0]!r} is unknown; known are tables [hosts.NAME] and [groups.NAME]")
+    return str(path), _File(hosts=_convert(path, raw, "hosts", _Host), groups=_convert(path, raw, "groups", _Group))
+
+
+def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) -> dict[str, _T]:
+    """The tables of one kind by name; what is wrong in one is told with it."""
+    tables = raw.get(table, {})
+    found = {}
+    for name, content in tables.items() if isinstance(tables, dict) else [("NAME", tables)]:
+        try:
+            found[name] = msgspec.convert(content, kind)
+        except msgspec.ValidationError as error:
+            known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+            raise Refused(f"{path}: [{table}.{name}]: {error}; known are {known}") from error
+    return found
+
+
+def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
+    """The hosts of the setting; patterns are looked up among the `Host` lines of the SSH configuration.
+
+    `idle` gets those that match none.
+    """
+    known: Sequence[str] | None = None
+    for word in text.replace(",", " ").split():
+        if not set("*?[") & set(word):
+            yield word
+            continue
+        if known is None:
+            known = list(_aliases(config))
+        matches = [name for name in known if fnmatchcase(name, word)]
+        if not matches:
+            idle.append(word)
+        yield from matches
+
+
+def _split(word: str) -> tuple[str, _Host]:
+    """A host of the setting, with what `user@name:port` says of it."""
+    user, _, where = word.rpartition("@")
+    name, colon, port = where.partition(":")
+    if not user and not colon:
+        return name, _Host()
+    if colon and not port.isdigit():
+        raise Refused(f"[providers.ssh] hosts: {word!r}: expected USER@NAME:PORT")
+    return name, _Host(user=user or None, address=name, port=int(port) if colon else None)
+
+
+def _aliases(config: Path) -> Iterator[str]:
+    """Plain names on the `Host` lines of an SSH configuration and of the files that it includes."""
+    try:
+        lines = config.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        words = line.replace("=", " ", 1).split()
+        if len(words) < 2:
+            continue
+        if words[0].lower() == "host":
+            yield from (word.strip('"') for word in words[1:] if not set("*?!") & set(word))
+        elif words[0].lower() == "include":
+            for pattern in words[1:]:
+                path = Path(pattern).expanduser()
+                for file in sorted(path.parent.glob(path.name) if path.is_absolute() else config.parent.glob(pattern)):
+                    yield from _aliases(file)

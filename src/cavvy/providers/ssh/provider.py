@@ -1,0 +1,293 @@
+"""Hosts reached by SSH as a provider: agents are processes there, devices are held by the control plane's books."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cache
+
+import msgspec
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.places import Host
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import format_memory
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    Manifest,
+    ProviderContext,
+    ProviderError,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.hosts.herd.books import Books
+from cavvy.providers.hosts.herd.gangs import Herd
+from cavvy.providers.hosts.herd.line import Far
+from cavvy.providers.hosts.herd.machines import Facts, Known, list_offers, make_hosts, make_machine
+from cavvy.providers.hosts.herd.placing import Way, place_ranks
+from cavvy.providers.hosts.models import say_models
+from cavvy.providers.hosts.parcels import Parcel, make_parcel
+from cavvy.providers.hosts.records import read, write
+from cavvy.providers.ssh.dial import Ways
+from cavvy.providers.ssh.inventory import read_inventory
+from cavvy.providers.ssh.link import Base, Link
+
+_LEARN_AGAIN = timedelta(minutes=10)  # devices come and go rarely, and asking drivers is slow
+_FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts of which nothing is known yet
+_TICK_S, _CALM_S = 0.5, 5.0  # between looks at lines of which one is down, and at lines that are all up
+
+
+class SshProvider:
+    """Implements Provider, HasParts, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces and Closes."""
+
+    def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
+        self.manifest = manifest
+        self._context = context
+        self._now = context.now
+        mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
+        self._home = context.home.absolute()
+        for folder in (self._home / "facts", self._home / "parcels", self._home / mark):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._links: dict[str, Link] = {}
+        self._idle: Sequence[str] = ()  # patterns of the settings that no host matches
+        self._known: dict[str, Known] = {}
+        self._learnt_at: dict[str, datetime] = {}
+        self._learning: dict[str, asyncio.Task[None]] = {}
+        self._changes: asyncio.Queue[str] = asyncio.Queue()
+        self._queued: set[str] = set()
+        self._wake = asyncio.Event()
+        self._mourned: set[str] = set()  # hosts whose long silence was announced
+        self._mark = mark
+        self._books = Books(self._home / mark, context.installation, context.now)
+        self._agent = cache(self._pack_agent)
+        self._herd = Herd(
+            lambda: self._links,
+            self._books,
+            installation=context.installation,
+            lost_after=timedelta(seconds=float(context.settings.get("lost_after_s", 600))),
+            way=self._way,
+            now=context.now,
+        )
+
+    async def offers(self) -> Sequence[Offer]:
+        await self._learn(_FIRST_WAIT_S)
+        offers = list_offers(self._ready())
+        if not offers and (silent := self.silent()):
+            raise TryAgain("; ".join(silent))
+        return offers
+
+    def silent(self) -> Sequence[str]:
+        unknown = [link for name, link in self._links.items() if name not in self._known]
+        return [_silence(link) for link in unknown]
+
+    async def hosts(self) -> Sequence[Host]:
+        await self._learn(_HOSTS_WAIT_S)
+        return make_hosts(self._ready())
+
+    async def launch(self, gang: GangSpec) -> None:
+        await self._learn(_FIRST_WAIT_S)
+        await self._herd.launch(gang, lambda: place_ranks(gang, self._known))
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        self._follow()
+        return await self._herd.look(name)
+
+    async def remove(self, name: str) -> None:
+        self._follow()
+        await self._herd.remove(name)
+
+    async def changed(self) -> str:
+        name = await self._changes.get()
+        self._queued.discard(name)
+        return name
+
+    async def carry(self) -> None:
+        """Keep every host's line up: agents' requests come through it."""
+        self._herd.patient = False
+        try:
+            while True:
+                self._follow()
+                for name, link in self._links.items():
+                    if link.due and name not in self._learning:
+                        self._learning[name] = asyncio.create_task(self._learn_one(name))
+                self._collect()
+                self._announce_the_dead()
+                self._wake.clear()
+                with suppress(TimeoutError):
+                    calm = all(link.up for link in self._links.values())
+                    async with asyncio.timeout(_CALM_S if calm else _TICK_S):
+                        await self._wake.wait()
+        finally:
+            self._herd.patient = True
+
+    def check(self, task: Task) -> Sequence[str]:
+        wanted = task.image is not None or task.image_build is not None
+        if wanted and self._known and not any(each.facts.engine for each in self._known.values()):
+            return ["image: needs podman or docker, and no host has either; install one or leave `image` out"]
+        return []
+
+    async def introduce(self) -> Sequence[tuple[str, str]]:
+        await self._learn(_FIRST_WAIT_S, of_all=True)
+        idle = [(word, "it stands for no Host of the SSH configuration") for word in self._idle]
+        if not self._links:
+            return idle or [("hosts", "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md")]
+        if not any(link.up for link in self._links.values()):
+            raise TryAgain("no host can be used: " + "; ".join(map(_silence, self._links.values())))
+        carries = await asyncio.gather(*(link.can_carry() for link in self._links.values()))
+        notes = {name: each for name, each in zip(self._links, carries, strict=True) if each}
+        return [*(fact for name in self._links for fact in self._introduce(name)), *notes.items(), *idle]
+
+    def _introduce(self, name: str) -> Sequence[tuple[str, str]]:
+        link, known = self._links[name], self._known.get(name)
+        problem = link.problem.removeprefix(f"{name}: ") or ("" if link.up else "it has not answered yet")
+        if known is None:
+            return [(name, problem)]
+        machine, facts = known.machine, known.facts
+        at = f"{facts.user}@{link.target[0]}"
+        size = f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} GiB free disk"
+        engine = f"containers by {facts.engine}" if facts.engine else "no containers"
+        text = f"{at}: accelerators {say_models(machine)}, {size}, Python {facts.python}, {engine}"
+        notes = [*machine.notes, *([problem] if problem else [])]
+        return [(name, text), *((name, note) for note in notes)]
+
+    async def close(self) -> None:
+        for task in self._learning.values():
+            task.cancel()
+        if self._learning:
+            await asyncio.wait(self._learning.values())
+        for link in self._links.values():
+            await link.close()
+        self._learning.clear()
+
+    def _way(self, gang: GangSpec, far: Far, rank: int) -> Way:
+        carried = bool(self._context.server_address)
+        return Way(address=f"unix:{far.root}/sock" if carried else gang.carrier.address, token=gang.carrier.token)
+
+    # Hosts and what they have
+
+    def _follow(self) -> None:
+        """As `_update`; while the inventory cannot be read, what was launched is looked after by the last one."""
+        try:
+            self._update()
+        except Refused:
+            if not self._links:
+                raise
+
+    def _update(self) -> None:
+        """Keep to the inventory: hosts that are new, changed or gone. Raises Refused."""
+        inventory = read_inventory(self._context.settings)
+        self._idle = inventory.idle
+        ways = Ways(
+            ssh_config=inventory.ssh_config,
+            accept_new=inventory.accept_new,
+            known_hosts=self._home / "known_hosts",
+        )
+        base = Base(
+            ways=ways,
+            mark=self._mark,
+            agent=self._agent,
+            server_address=self._context.server_address,
+            cache=self._home / "parcels",
+            now=self._now,
+            changed=self._changed,
+        )
+        for name in [name for name, link in self._links.items() if inventory.entries.get(name) != link.entry]:
+            self._links.pop(name).hang_up()
+            self._known.pop(name, None)
+            self._learnt_at.pop(name, None)
+        for name, entry in inventory.entries.items():
+            if name not in self._links:
+                self._links[name] = Link(entry, base)
+
+    async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
+        """Know what hosts have: of those that nothing is known of wait a while, of others only ask anew, beside."""
+        self._update()
+        self._collect()
+        now = self._now()
+        for name, link in self._links.items():
+            at = self._learnt_at.get(name)
+            old = at is None or now - at >= _LEARN_AGAIN
+            if name not in self._learning and (link.up or link.due) and (old or not link.up):
+                self._learning[name] = asyncio.create_task(self._learn_one(name))
+            if name not in self._known:
+                await self._recall(name)
+        waited = [task for name, task in self._learning.items() if of_all or self._is_new(name)]
+        if waited:
+            await asyncio.wait(waited, timeout=patience_s)
+        self._collect()
+
+    def _is_new(self, name: str) -> bool:
+        """Whether a host has not been asked yet: whether it answers, and what it has."""
+        link = self._links[name]
+        return not link.problem and not (link.up and name in self._known)
+
+    async def _learn_one(self, name: str) -> None:
+        link = self._links[name]
+        try:
+            was_up = link.up
+            await link.connect()
+            if not was_up:
+                await self._herd.welcome(name)
+            at = self._learnt_at.get(name)
+            if at is not None and self._now() - at < _LEARN_AGAIN:
+                return
+            self._learnt_at[name] = self._now()
+            facts = await link.read_facts()
+            await self._keep(name, facts)
+            write(self._home / "facts" / f"{name}.json", facts)
+        except (ProviderError, OSError, msgspec.MsgspecError) as error:
+            link.problem = link.problem or str(error)
+            if not link.up:
+                self._learnt_at.pop(name, None)
+
+    async def _recall(self, name: str) -> None:
+        """What a host had when it last answered, as long as it does not."""
+        facts = read(self._home / "facts" / f"{name}.json", Facts)
+        if facts is not None:
+            await self._keep(name, facts)
+
+    async def _keep(self, name: str, facts: Facts) -> None:
+        entry = self._links[name].entry
+        machine = await asyncio.to_thread(make_machine, entry, facts)
+        self._known[name] = Known(provider=self.manifest.name, entry=entry, facts=facts, machine=machine, ready=False)
+
+    def _collect(self) -> None:
+        for name, task in list(self._learning.items()):
+            if task.done():
+                del self._learning[name]
+                if not task.cancelled():
+                    task.result()
+
+    def _ready(self) -> Sequence[Known]:
+        return [replace(known, ready=self._links[name].up) for name, known in sorted(self._known.items())]
+
+    def _pack_agent(self) -> Parcel | None:
+        make = self._context.agent_archive
+        return None if make is None else make_parcel(make(), ".pyz")
+
+    # Changes
+
+    def _changed(self, host: str, gang: str | None) -> None:
+        self._wake.set()
+        intents = self._books.intents.values()
+        names = [gang] if gang is not None else [intent.name for intent in intents if host in intent.hosts]
+        for name in names:
+            if name not in self._queued:
+                self._queued.add(name)
+                self._changes.put_nowait(name)
+
+    def _announce_the_dead(self) -> None:
+        """A host that was silent for too long changes what its gangs are."""
+        lost_after = float(self._context.settings.get("lost_after_s", 600))
+        silent = {name for name, link in self._links.items() if link.silent_s >= lost_after}
+        for name in silent - self._mourned:
+            self._changed(name, None)
+        self._mourned = silent
+
+
+def _silence(link: Link) -> str:
+    """Why a host that does not answer does not."""
+    return link.problem or f"{link.entry.name} has not answered yet"

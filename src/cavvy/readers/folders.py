@@ -1,0 +1,69 @@
+"""Folders that hold samples: images by class, and what the libraries datasets and litdata have written."""
+
+from pathlib import Path
+from typing import Any
+
+from cavvy.readers.decode import IMAGES, decode_image
+
+
+class Images:
+    """FOLDER/class/picture.jpg: (pixels, number of the class), classes in the order of their names."""
+
+    def __init__(self, path: str) -> None:
+        files = sorted(file for file in Path(path).rglob("*") if file.suffix[1:].lower() in IMAGES)
+        self.classes = sorted({file.relative_to(path).parts[0] for file in files if file.parent != Path(path)})
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        self._files = [(str(f), numbers[f.relative_to(path).parts[0]]) for f in files if f.parent != Path(path)]
+        if not self._files:
+            raise FileNotFoundError(f"{path} holds no folders of pictures")
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, number = self._files[index]
+        return decode_image(Path(path).read_bytes()), number
+
+
+class HuggingFace:
+    """What `Dataset.save_to_disk` wrote; of a dictionary of datasets, the one called `split`."""
+
+    def __init__(self, path: str, *, split: str = "train") -> None:
+        import datasets
+
+        found = datasets.load_from_disk(path)
+        self._data = found[split] if isinstance(found, datasets.DatasetDict) else found
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._data[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        columns = self._data[indices]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+class LitData:
+    """What `litdata.optimize` wrote."""
+
+    def __init__(self, path: str) -> None:
+        import litdata
+
+        self._data = litdata.StreamingDataset(path, shuffle=False)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        return _own(self._data[index])
+
+
+def _own(value: Any) -> Any:
+    """Bytes come as views of the chunk's memory: copied, they outlive it and can go to another process."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, dict):
+        return {name: _own(each) for name, each in value.items()}
+    return type(value)(map(_own, value)) if type(value) in (list, tuple) else value

@@ -1,0 +1,45 @@
+"""The formats by name, each with its reader and what has to be installed for it."""
+
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+# name -> module of this room, class in it, packages that it needs
+READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "webdataset": ("tar", "WebDataset", ()),
+    "tfrecord": ("records", "TFRecord", ()),
+    "mds": ("mds", "Mds", ("numpy",)),
+    "parquet": ("tables", "Parquet", ("pyarrow",)),
+    "hdf5": ("tables", "Hdf5", ("h5py",)),
+    "images": ("folders", "Images", ("numpy", "PIL")),
+    "huggingface": ("folders", "HuggingFace", ("datasets",)),
+    "litdata": ("folders", "LitData", ("litdata",)),
+}
+
+
+def open_samples(where: str, **options: Any) -> Any:
+    """What is written "NAME:path", as samples by index.
+
+    Raises:
+        ValueError: there is no such format.
+        FileNotFoundError: nothing lies there.
+        ImportError: the format's package is missing.
+    """
+    name, _, path = where.partition(":")
+    if name not in READERS or not path:
+        close = get_close_matches(name, READERS, n=1) if path else []
+        hint = f"; did you mean {close[0]}:{path}?" if close else ""
+        raise ValueError(f"{where!r} is not NAME:path with a NAME of {', '.join(READERS)}{hint}")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"there is no {path}")
+    module, reader, needs = READERS[name]
+    for package in needs:
+        try:
+            import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            wheel = {"PIL": "pillow"}.get(package, package)
+            raise ImportError(f"the reader of {name} needs {package}: pip install {wheel}") from error
+    return getattr(import_module(f"cavvy.readers.{module}"), reader)(path, **options)

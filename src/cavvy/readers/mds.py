@@ -1,0 +1,182 @@
+"""MDS, the shards of MosaicML's Streaming: an index of files, and in each file the places of its samples.
+
+What `cavvy data convert` writes: arrays of one shape and type lie as they are in memory, so that reading one is one
+read and no decoding.
+"""
+
+import json
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cavvy.readers.decode import decode, decode_image
+from cavvy.readers.files import Files
+
+SHARD_BYTES = 64 << 20
+NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+
+
+class Mds:
+    """A folder with an index.json; shards have to lie unpacked."""
+
+    def __init__(self, path: str) -> None:
+        root = Path(path)
+        self._shards = json.loads((root / "index.json").read_text())["shards"]
+        for shard in self._shards:
+            if shard.get("format") != "mds" or (shard.get("compression") and not shard.get("raw_data")):
+                raise ValueError(f"{path} holds shards that are not of MDS")
+        self._files = Files([root / shard["raw_data"]["basename"] for shard in self._shards])
+        missing = [file for file in self._files.paths if not file.exists()]
+        if missing:
+            raise FileNotFoundError(f"{missing[0]} is missing, or packed: unpack the shards first")
+        self._starts = np.cumsum([0] + [shard["samples"] for shard in self._shards])
+        self._places: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        shard, row = self._shards[number], index - int(self._starts[number])
+        places = self._places.get(number)
+        if places is None:
+            places = np.frombuffer(self._files.read(number, 4, 4 * (shard["samples"] + 1)), "<u4")
+            self._places[number] = places
+        begin, end = int(places[row]), int(places[row + 1])
+        data = self._files.read(number, begin, end - begin)
+        sizes = shard["column_sizes"]
+        free = sum(size is None for size in sizes)
+        told, place = iter(struct.unpack_from(f"<{free}I", data)), 4 * free
+        sample = {}
+        for name, encoding, size in zip(shard["column_names"], shard["column_encodings"], sizes, strict=True):
+            size = next(told) if size is None else size
+            sample[name] = _read(encoding, data[place : place + size])
+            place += size
+        return sample
+
+
+def _read(encoding: str, data: bytes) -> Any:
+    kind, _, rest = encoding.partition(":")
+    if kind == "bytes":
+        return data
+    if kind == "str":
+        return data.decode()
+    if kind == "int":
+        return int(np.frombuffer(data, "<i8")[0])
+    if kind in NUMBERS:
+        return np.frombuffer(data, kind)[0].item()
+    if kind in ("jpeg", "png", "jpeg_array", "jpegarray"):
+        return decode_image(data)
+    if kind == "json":
+        return decode(kind, data)
+    if kind in ("str_int", "str_float"):
+        return int(data) if kind == "str_int" else float(data)
+    if kind == "ndarray":
+        return _array(data, *rest.partition(":")[::2])
+    raise ValueError(f"a column of MDS encoded as {encoding!r} is not read here")
+
+
+def _array(data: bytes, dtype: str, dimensions: str) -> Any:
+    """Where type or shape are not the whole column's, they stand in front: a byte with signedness (1: signed, 2: float)
+    and bits, then one with the number of dimensions and the size of each of them, as a power of two bytes."""
+    place = 0
+    if not dtype:
+        kind, bits = ("uint", "int", "float")[data[0] & 3], data[0] & ~3
+        dtype, place = f"{kind}{bits}", 1
+    if dimensions:
+        shape = [int(n) for n in dimensions.split(",")]
+    else:
+        count, size = data[place] >> 2, 1 << (data[place] & 3)
+        shape = np.frombuffer(data, f"<u{size}", count, place + 1).tolist()
+        place += 1 + count * size
+    return np.frombuffer(data, dtype, offset=place).reshape(shape).copy()
+
+
+def write_shards(samples: Iterable[Any], folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> int:
+    """Write samples (dicts, tuples or single values, all with the same columns) as MDS; how many there were.
+
+    Raises:
+        ValueError: two samples differ in their columns, or a value's kind cannot be written.
+    """
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    if (root / "index.json").exists():
+        raise ValueError(f"{root} holds shards already")
+    shards: list[dict[str, Any]] = []
+    columns: list[tuple[str, str, int | None]] = []
+    held: list[bytes] = []
+    count = size = 0
+    for sample in samples:
+        row = to_row(sample)
+        found = [(name, *_kind(row[name])) for name in sorted(row)]
+        columns = columns or found
+        if found != columns:
+            raise ValueError(f"sample {count} has {_say(found)}, the first one {_say(columns)}: make them alike first")
+        parts = [_bytes(row[name]) for name, _, _ in columns]
+        free = [len(part) for part, (_, _, fixed) in zip(parts, columns, strict=True) if fixed is None]
+        held.append(struct.pack(f"<{len(free)}I", *free) + b"".join(parts))
+        count, size = count + 1, size + len(held[-1])
+        if size >= shard_bytes:
+            shards.append(_write(root, len(shards), columns, held))
+            held, size = [], 0
+    if held:
+        shards.append(_write(root, len(shards), columns, held))
+    (root / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))  # last: without it nothing is there
+    return count
+
+
+def to_row(sample: Any) -> dict[str, Any]:
+    """A sample as named values: a tuple's are called by their numbers."""
+    if isinstance(sample, dict):
+        return {str(name): value for name, value in sample.items()}
+    return dict(zip(map(str, range(len(sample))), sample, strict=True)) if isinstance(sample, tuple) else {"0": sample}
+
+
+def _kind(value: Any) -> tuple[str, int | None]:
+    if isinstance(value, bool | int | np.integer):
+        return "int", 8
+    if isinstance(value, float | np.floating):
+        return "float64", 8
+    if isinstance(value, str):
+        return "str", None
+    if isinstance(value, bytes):
+        return "bytes", None
+    if isinstance(value, list | dict):
+        return "json", None
+    array = np.asarray(value)
+    if array.dtype.name not in NUMBERS or not array.ndim:
+        raise ValueError(f"a value of {type(value).__name__} cannot be written")
+    return f"ndarray:{array.dtype.name}:{','.join(map(str, array.shape))}", array.nbytes
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bool | int | np.integer):
+        return struct.pack("<q", value)
+    if isinstance(value, float | np.floating):
+        return struct.pack("<d", value)
+    if isinstance(value, str | bytes):
+        return value.encode() if isinstance(value, str) else value
+    return json.dumps(value).encode() if isinstance(value, list | dict) else np.asarray(value).tobytes()
+
+
+def _say(columns: list[tuple[str, str, int | None]]) -> str:
+    return ", ".join(f"{name} ({encoding})" for name, encoding, _ in columns)
+
+
+def _write(root: Path, number: int, columns: list[tuple[str, str, int | None]], held: list[bytes]) -> dict[str, Any]:
+    about: dict[str, Any] = {"compression": None, "format": "mds", "hashes": [], "size_limit": SHARD_BYTES}
+    names, encodings, sizes = ([column[n] for column in columns] for n in range(3))
+    about |= {"column_encodings": encodings, "column_names": names, "column_sizes": sizes}
+    config = json.dumps(about, sort_keys=True).encode()
+    first = 4 + 4 * (len(held) + 1) + len(config)
+    places = np.cumsum([first] + [len(row) for row in held]).astype("<u4")
+    data = struct.pack("<I", len(held)) + places.tobytes() + config + b"".join(held)
+    name = f"shard.{number:05}.mds"
+    (root / name).write_bytes(data)
+    raw = {"basename": name, "bytes": len(data), "hashes": {}}
+    return {**about, "version": 2, "raw_data": raw, "samples": len(held), "zip_data": None}

@@ -1,0 +1,48 @@
+"""WebDataset: plain tar files, in which neighbours that share a name up to its first dot are one sample."""
+
+import tarfile
+from typing import Any
+
+from cavvy.readers.decode import decode
+from cavvy.readers.files import Files, list_shards
+
+Parts = tuple[tuple[str, int, int], ...]  # ending, where it begins, size
+
+
+class WebDataset:
+    """A tar file or a folder of them. All headers are read once; then each sample is one or a few reads away."""
+
+    def __init__(self, path: str, *, decoded: bool = True) -> None:
+        self._files, self._decoded = Files(list_shards(path, ".tar")), decoded
+        self._samples: list[tuple[int, str, Parts]] = []
+        for number, shard in enumerate(self._files.paths):
+            self._scan(number, str(shard))
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number, key, parts = self._samples[index]
+        sample: dict[str, Any] = {"__key__": key}
+        for ending, offset, size in parts:
+            data = self._files.read(number, offset, size)
+            sample[ending] = decode(ending, data) if self._decoded else data
+        return sample
+
+    def _scan(self, number: int, shard: str) -> None:
+        key = ""
+        parts: list[tuple[str, int, int]] = []
+        with tarfile.open(shard, "r:") as file:  # a packed one has no places to go to
+            for member in file:
+                if not member.isfile():
+                    continue
+                folder, _, name = member.name.rpartition("/")
+                stem, _, ending = name.partition(".")
+                now = f"{folder}/{stem}" if folder else stem
+                if parts and now != key:
+                    self._samples.append((number, key, tuple(parts)))
+                    parts = []
+                key = now
+                parts.append((ending, member.offset_data, member.size))
+        if parts:
+            self._samples.append((number, key, tuple(parts)))

@@ -1,0 +1,297 @@
+"""Every setting with its unit, its default and its consequence; read from a TOML file and the environment.
+
+`docs/reference/settings.md` is written from the table below (`python -m cavvy.settings`).
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Scalar = str | int | float | bool
+
+
+class SettingsError(Exception):
+    """A settings file or variable that cannot be used; the message says where, `hint` what to do."""
+
+    code = "settings-invalid"
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting: its unit is the suffix of its name or said in `text`."""
+
+    name: str
+    default: Scalar
+    text: str
+    consequence: str
+    minimum: float | None = None
+
+    @property
+    def variable(self) -> str:
+        return "CAVVY_" + self.name.upper().replace(".", "_")
+
+
+SETTINGS = (
+    Setting(
+        name="server.listen",
+        default="",
+        text="Also listen on this loopback address, as host:port (port 0 picks a free one); empty: Unix socket only.",
+        consequence="Other users of this machine can reach the port, though not pass it without the token.",
+    ),
+    Setting(
+        name="server.tls_listen",
+        default="",
+        text="Also listen there, as host:port, with TLS, for nodes that come from outside; empty: no such nodes.",
+        consequence="Machines that reach the port can ask for agents' routes and files by hash, never for users' "
+        "routes. Places whose nodes call the server (clouds, joined machines) need it.",
+    ),
+    Setting(
+        name="server.advertise",
+        default="",
+        text="How nodes from outside reach `server.tls_listen`, as https://host:port; empty: this machine's address.",
+        consequence="Set it where the server is behind a router or a balancer that passes TLS on unopened.",
+    ),
+    Setting(
+        name="server.idle_stop_s",
+        default=600,
+        minimum=0,
+        text="Seconds without an unfinished job and without a request after which the embedded server stops; 0: never.",
+        consequence="A longer time keeps about 100 MiB of memory in use; a shorter one starts the server more often.",
+    ),
+    Setting(
+        name="server.start_timeout_s",
+        default=30,
+        minimum=1,
+        text="Seconds that a command waits for the embedded server to start.",
+        consequence="Slow disks and large databases that are being migrated need longer.",
+    ),
+    Setting(
+        name="server.log_mib",
+        default=10,
+        minimum=1,
+        text="Size at which server.log is moved to server.log.1, in MiB.",
+        consequence="Twice this much disk is used at most.",
+    ),
+    Setting(
+        name="server.request_mib",
+        default=8,
+        minimum=1,
+        text="Largest body of a request that is not a blob or a log, in MiB.",
+        consequence="A larger task file or uncommitted diff is refused with `too-large`.",
+    ),
+    Setting(
+        name="server.blob_mib",
+        default=16384,
+        minimum=1,
+        text="Largest file in a working folder that is frozen at submit, in MiB.",
+        consequence="A larger file is refused with `too-large`; use `inputs` for data.",
+    ),
+    Setting(
+        name="logs.job_mib",
+        default=1024,
+        minimum=1,
+        text="Most log kept of each rank of an attempt, in MiB.",
+        consequence="Of a longer log the first tenth and the newest rest are kept.",
+    ),
+)
+_TABLES = {setting.name.partition(".")[0] for setting in SETTINGS}
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is in force. `values` has every setting; `providers` holds each provider's own table."""
+
+    home: Path
+    file: Path
+    values: Mapping[str, Scalar]
+    providers: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
+
+    def whole(self, name: str) -> int:
+        """A setting whose default is an int."""
+        return int(self.values[name])
+
+    def text(self, name: str) -> str:
+        """A setting whose default is text."""
+        return str(self.values[name])
+
+
+def load(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the file named by CAVVY_CONFIG (or the default one, if it exists), then CAVVY_<TABLE>_<KEY> variables.
+
+    Raises SettingsError for a file that cannot be read, an unknown key or a value of the wrong type.
+    """
+    env = os.environ if environment is None else environment
+    file = _config_file(env)
+    given = _read(file, must_exist=bool(env.get("CAVVY_CONFIG")))
+    values: dict[str, Scalar] = {setting.name: setting.default for setting in SETTINGS}
+    for name, value in _flatten(given, file).items():
+        values[name] = _checked(name, value, str(file))
+    providers = _providers(given.get("providers", {}), file)
+    for variable, text in env.items():
+        table, _, key = variable.removeprefix("CAVVY_").lower().partition("_")
+        if not variable.startswith("CAVVY_") or not key:
+            continue
+        if table in _TABLES:
+            name = f"{table}.{key}"
+            values[name] = _checked(name, _scalar(text, name), f"the variable {variable}")
+        elif table == "providers" and "_" in key:
+            provider, _, key = key.partition("_")
+            providers.setdefault(provider, {})[key] = _scalar(text, None)
+    return Settings(home=home(env), file=file, values=values, providers=providers)
+
+
+def home(environment: Mapping[str, str] | None = None) -> Path:
+    """The state folder: CAVVY_HOME or ~/.cavvy."""
+    env = os.environ if environment is None else environment
+    return Path(env.get("CAVVY_HOME") or Path(env.get("HOME") or Path.home()) / ".cavvy").expanduser().absolute()
+
+
+def _config_file(env: Mapping[str, str]) -> Path:
+    if given := env.get("CAVVY_CONFIG"):
+        return Path(given).expanduser().absolute()
+    base = env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config"
+    return Path(base) / "cavvy" / "settings.toml"
+
+
+def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError:
+        if must_exist:
+            raise SettingsError(
+                f"{file}: there is no such file", "CAVVY_CONFIG names it; create it or unset the variable"
+            ) from None
+        return {}
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file}: {error}", "the file is TOML in UTF-8; see docs/reference/settings.md") from error
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}", "make the file readable for you") from error
+    import tomllib  # here, because most commands read no settings file
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file}: {error}", "the file is TOML; see docs/reference/settings.md") from error
+
+
+def _flatten(given: Mapping[str, object], file: Path) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for table, content in given.items():
+        if table == "providers":
+            continue
+        if not isinstance(content, dict) or table not in _TABLES:
+            raise _unknown(table, [*_TABLES, "providers"], str(file), "table")
+        for key, value in content.items():
+            found[f"{table}.{key}"] = value
+    return found
+
+
+def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
+    if not isinstance(given, dict):
+        raise SettingsError(f"{file}: `providers` must be a table", "write [providers.local] and its keys below it")
+    tables: dict[str, dict[str, Scalar]] = {}
+    for provider, content in given.items():
+        if not isinstance(content, dict):
+            raise SettingsError(f"{file}: `providers.{provider}` must be a table", f"write [providers.{provider}]")
+        for key, value in content.items():
+            if not isinstance(value, str | int | float | bool):
+                raise SettingsError(
+                    f"{file}: `providers.{provider}.{key}` must be a text, number or boolean", _hint_flat(key, value)
+                )
+        tables[provider] = dict(content)
+    return tables
+
+
+def _hint_flat(key: str, value: object) -> str:
+    """How a list is written; a table is a provider's own file, or a mistake."""
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return f'write one text: {key} = "{", ".join(value)}"'
+    return "docs/reference/providers.md lists the settings of each provider"
+
+
+def _checked(name: str, value: object, where: str) -> Scalar:
+    setting = _BY_NAME.get(name)
+    if setting is None:
+        raise _unknown(name, list(_BY_NAME), where, "setting")
+    if type(value) is not type(setting.default):
+        expected = "a whole number" if isinstance(setting.default, int) else "a text"
+        raise SettingsError(
+            f"{where}: `{name}` must be {expected}, not {value!r}", f"the default is {setting.default!r}"
+        )
+    if setting.minimum is not None and isinstance(value, int | float) and value < setting.minimum:
+        raise SettingsError(f"{where}: `{name}` must be at least {setting.minimum:g}, not {value!r}")
+    assert isinstance(value, str | int | float | bool)
+    return value
+
+
+def _scalar(text: str, name: str | None) -> Scalar:
+    """A variable's text as TOML would read it; plain text where the setting is one or where TOML reads nothing."""
+    setting = _BY_NAME.get(name) if name else None
+    if setting is not None and isinstance(setting.default, str):
+        return text
+    import tomllib
+
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def _unknown(name: str, known: list[str], where: str, kind: str) -> SettingsError:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean `{close[0]}`?" if close else f"known: {', '.join(sorted(known))}"
+    return SettingsError(f"{where}: there is no {kind} `{name}`", hint)
+
+
+def reference() -> str:
+    """The text of docs/reference/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        "Written by `python -m cavvy.settings > docs/reference/settings.md`; do not edit.",
+        "",
+        "Settings are read from `~/.config/cavvy/settings.toml` (or the file named by `CAVVY_CONFIG`), then from the",
+        "environment, which wins. A key that does not exist is an error. The embedded server reads them at its start:",
+        "`cavvy server restart` makes a change take effect, and running jobs go on meanwhile.",
+        "",
+        "State (database, logs, socket) is kept in `~/.cavvy`, or in the folder named by `CAVVY_HOME`.",
+        "",
+        "```toml",
+        "[server]",
+        "idle_stop_s = 3600",
+        "",
+        "[providers.local]",
+        "price_usd_hr = 3.60",
+        "```",
+        "",
+        "`[providers.<name>]` holds the settings of one provider, which its own page lists. As variables they are",
+        "`CAVVY_PROVIDERS_<NAME>_<KEY>`.",
+        "",
+    ]
+    for setting in SETTINGS:
+        lines += [
+            f"## {setting.name}",
+            "",
+            setting.text,
+            "",
+            f"- default: `{setting.default!r}`" if setting.default != "" else "- default: none",
+            f"- variable: `{setting.variable}`",
+            f"- consequence: {setting.consequence}",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,96 @@
+"""A story: what is submitted, what the cloud does, what users do and when the server dies; and how it ended."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from cavvy.domain.events import Charge, Event
+from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.markets import Observation
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import Money
+from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.providers.fake.script import Script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A task and when it comes in, in seconds from the story's start."""
+
+    task: Task
+    at_s: float = 0.0
+    consented: bool = True
+    ceiling: Money | None = None
+
+
+class Wish(StrEnum):
+    """What a user does to a job that was submitted."""
+
+    STOP = "stop"
+    DRILL = "drill"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervention:
+    """A user's wish for the n-th submission. One that comes too early or too late has no effect."""
+
+    wish: Wish
+    job: int
+    at_s: float
+    notice_s: float = 30.0  # of a drill
+
+
+class When(StrEnum):
+    """Where in a call to the store or a provider the server dies."""
+
+    BEFORE = "before"  # nothing was done
+    AFTER = "after"  # it was done, and nobody heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """The server dies at its n-th call to the outside, counted from the story's start, and comes back later."""
+
+    call: int
+    when: When = When.AFTER
+    down_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One play. `stale` are writes, counted from the start, before which somebody else wrote the row."""
+
+    submissions: tuple[Submission, ...]
+    script: Script
+    interventions: tuple[Intervention, ...] = ()
+    crashes: tuple[Crash, ...] = ()
+    stale: frozenset[int] = frozenset()
+    broken: frozenset[int] = frozenset()  # writes that fail because the store cannot write
+    store_s: float = 0.0  # the longest that half a call to the store takes
+    longest: timedelta = timedelta(days=14)
+    egress: Mapping[str, Money] = field(default_factory=dict)  # per GB that leaves, by provider or "provider/region"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tale:
+    """One job at the end of the story."""
+
+    job: Job
+    attempts: Sequence[Attempt]
+    nodes: Sequence[Sequence[Node]]  # by attempt
+    events: Sequence[Event]
+    charges: Sequence[Charge]
+    sights: Sequence[Observation] = ()  # of the markets that it used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How it ended. `finished`: every job had ended and every attempt was closed before the longest time."""
+
+    finished: bool
+    at: datetime
+    tales: Sequence[Tale]
+    cloud: FakeCloud
+    calls: int  # to the outside, made by the control plane

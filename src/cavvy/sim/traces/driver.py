@@ -1,0 +1,160 @@
+"""Runs one job under a policy through a recorded world, jumping from change to change."""
+
+from dataclasses import dataclass
+from math import inf
+
+from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Mode, PolicyMaker, Terms, View
+from cavvy.sim.traces.world import World
+
+
+class PolicyFault(Exception):
+    """A policy answered what cannot be done; the message says what and when."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stay of the job's gang at a market, or its waiting; times are seconds since the job's start."""
+
+    mode: Mode
+    market: int
+    start_s: float
+    end_s: float
+    usd: float
+    work_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What came of one job. `usd` has the moves of its checkpoint in it."""
+
+    usd: float
+    end_s: float
+    missed: bool
+    launches: int
+    segments: tuple[Segment, ...] = ()
+
+
+def run_job(world: World, start_s: float, terms: Terms, make: PolicyMaker, *, keep_segments: bool = False) -> Run:
+    """One job that starts at `start_s` of the world. Work done is kept when spot is taken away.
+
+    A job that waits until the record ends is given up, and has missed its deadline.
+
+    Raises PolicyFault where the policy takes spot that is not there, or asks to be asked at once.
+    """
+    job = _Job(world, start_s, terms, keep_segments)
+    policy = make(terms)
+    while job.left_s > 0 and not job.given_up:
+        job.step(policy.decide(View(job.now_s, job.left_s, job.mode, job.market, job.loading_s, job.quotes)))
+    job.close()
+    return Run(
+        usd=job.usd,
+        end_s=job.now_s,
+        missed=job.given_up or job.now_s > terms.deadline_s + GRAIN_S,
+        launches=job.launches,
+        segments=tuple(job.segments),
+    )
+
+
+class _Job:
+    """The state of one simulated job."""
+
+    __slots__ = (
+        "_index",
+        "_keep",
+        "_opened",
+        "_reason",
+        "_start",
+        "_terms",
+        "_times",
+        "_world",
+        "given_up",
+        "launches",
+        "left_s",
+        "loading_s",
+        "market",
+        "mode",
+        "now_s",
+        "quotes",
+        "segments",
+        "usd",
+    )
+
+    def __init__(self, world: World, start_s: float, terms: Terms, keep: bool) -> None:
+        self._world, self._start, self._terms, self._keep = world, start_s, terms, keep
+        self._times = world.times_s
+        self._index = world.at(start_s)
+        self.quotes = world.quotes[self._index]
+        self.now_s, self.left_s, self.loading_s, self.usd = 0.0, terms.work_s, 0.0, 0.0
+        self.mode, self.market, self.launches, self.given_up = Mode.IDLE, NOWHERE, 0, False
+        self.segments: list[Segment] = []
+        self._opened = (0.0, 0.0, terms.work_s)  # of the open segment: since when, money and work left at that time
+        self._reason = ""
+
+    def step(self, decision: tuple[Mode, int, float, str]) -> None:
+        """Take the decision and go to the next moment at which anything changes."""
+        mode, market, again_s, reason = decision
+        if mode is not self.mode or (mode is not Mode.IDLE and market != self.market):
+            self._become(mode, market, reason)
+        now = self.now_s
+        if again_s <= now:
+            raise PolicyFault(f"asked to be asked again at {again_s:.3f} s, which is not after now, {now:.3f} s")
+        after = self._index + 1
+        change = self._times[after] - self._start if after < len(self._times) else inf
+        until = change if change < again_s else again_s
+        if mode is Mode.IDLE:
+            if until == inf:
+                until, self.given_up = max(now, self._world.end_s - self._start), True
+        else:
+            until = self._work(until)
+        self.now_s = until
+        if until >= change and self.left_s > 0:
+            self._change(after)
+
+    def _work(self, until: float) -> float:
+        """Load and work until then or until the work is done; returns when that is."""
+        now = self.now_s
+        end = now + self.loading_s + self.left_s
+        spot = self.mode is Mode.SPOT
+        rate = self.quotes[self.market].usd_hr if spot else self._terms.markets[self.market].on_demand_usd_hr
+        if end <= until:
+            self.loading_s = self.left_s = 0.0
+            until = end
+        else:
+            worked = until - now - self.loading_s
+            if worked > 0:
+                self.left_s -= worked
+                self.loading_s = 0.0
+            else:
+                self.loading_s = -worked
+        self.usd += rate * (until - now) / 3600
+        return until
+
+    def _change(self, index: int) -> None:
+        self._index = index
+        self.quotes = self._world.quotes[index]
+        if self.mode is Mode.SPOT and not self.quotes[self.market].up:
+            self.close()
+            self.mode, self.loading_s = Mode.IDLE, 0.0
+            self._reason = "spot was taken away"
+
+    def _become(self, mode: Mode, market: int, reason: str) -> None:
+        if mode is Mode.SPOT and not self.quotes[market].up:
+            raise PolicyFault(f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s: there is none")
+        self.close()
+        self.mode, self._reason = mode, reason
+        self.loading_s = 0.0
+        if mode is not Mode.IDLE:
+            self.usd += self._terms.move(self.market, market)
+            self.market = market
+            self.loading_s = self._terms.overhead_s
+            self.launches += 1
+
+    def close(self) -> None:
+        """End the open segment, if it has any length."""
+        since, usd, left = self._opened
+        if self._keep and self.now_s > since:
+            self.segments.append(
+                Segment(self.mode, self.market, since, self.now_s, self.usd - usd, left - self.left_s, self._reason)
+            )
+        self._opened = (self.now_s, self.usd, self.left_s)

@@ -1,0 +1,212 @@
+"""A recorded queue of jobs through the production queue policy (`scheduler.turns`), jumping from event to event."""
+
+import csv
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from heapq import heappop, heappush
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+from cavvy.domain.jobs import Job
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate
+from cavvy.scheduler.pools import pool_of
+from cavvy.scheduler.turns import Capacity, Place, Turns, Waiting
+from cavvy.sim.traces.readers import TraceError
+
+_EPOCH = datetime(2017, 8, 1, tzinfo=UTC)  # any fixed day: the traces count from their own start
+_LONGEST_S = 1e10  # three hundred years: no date beyond is counted
+_COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")
+_POOL_COLUMNS = ("vc", "node num")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One job of a trace."""
+
+    arrival_s: float
+    duration_s: float
+    gpus: int
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """One job's way through the queue."""
+
+    pool: str
+    gpus: int
+    arrival_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a queue. `gpu_use` is the GPU time used over what there was until the last end."""
+
+    jobs: int
+    left_out: int
+    decisions: int
+    makespan_s: float
+    mean_wait_s: float
+    median_wait_s: float
+    p95_wait_s: float
+    gpu_use: float
+
+
+def read_jobs(path: Path) -> list[Arrival]:
+    """Jobs from CSV or Parquet with the columns arrival_s, duration_s, gpus and vc."""
+    try:
+        rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+        jobs = [_arrival(float(at), float(length), int(gpus), str(pool)) for at, length, gpus, pool in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(
+            f"{path}: expected the columns {', '.join(_COLUMNS)}, times of 0 or more, GPUs of 1 or more: {error}"
+        ) from None
+    return sorted(jobs, key=lambda job: job.arrival_s)
+
+
+def read_pools(path: Path, gpus_per_node: int) -> dict[str, int]:
+    """GPUs of each virtual cluster from a CSV with the columns vc and node num."""
+    with path.open(newline="") as file:
+        try:
+            return {row["vc"]: _count(row["node num"]) * gpus_per_node for row in _rows(file, _POOL_COLUMNS)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"{path}: expected the columns vc and node num: {error}") from None
+
+
+def run_fleet(jobs: Iterable[Arrival], pools: Mapping[str, int], keep: Callable[[Stay], None] | None = None) -> Outcome:
+    """Every job in its own virtual cluster, in the queue's order; each event asks the queue policy again.
+
+    `keep` is shown every job as it starts.
+    """
+    queues = {name: _Pool(name, gpus) for name, gpus in pools.items()}
+    ends: list[tuple[float, int, str, int]] = []
+    waits: list[float] = []
+    used = busy_until = 0.0
+    left_out = 0
+
+    def start(pool: _Pool, now: float) -> None:
+        nonlocal used, busy_until
+        for number, arrival in pool.start():
+            heappush(ends, (now + arrival.duration_s, number, pool.name, arrival.gpus))
+            waits.append(now - arrival.arrival_s)
+            if keep is not None:
+                keep(Stay(arrival.pool, arrival.gpus, arrival.arrival_s, now, now + arrival.duration_s))
+            used += arrival.gpus * arrival.duration_s
+            busy_until = max(busy_until, now + arrival.duration_s)
+
+    def end_until(time: float) -> None:
+        while ends and ends[0][0] <= time:
+            now, _, name, gpus = heappop(ends)
+            queues[name].end(gpus)
+            start(queues[name], now)
+
+    for number, arrival in enumerate(jobs):
+        end_until(arrival.arrival_s)
+        pool = queues.get(arrival.pool)
+        if pool is None or arrival.gpus > pool.gpus:
+            left_out += 1
+            continue
+        pool.add(number, arrival)
+        start(pool, arrival.arrival_s)
+    end_until(float("inf"))
+    waits.sort()
+    return Outcome(
+        jobs=len(waits),
+        left_out=left_out,
+        decisions=sum(pool.decisions for pool in queues.values()),
+        makespan_s=busy_until,
+        mean_wait_s=sum(waits) / max(1, len(waits)),
+        median_wait_s=median(waits) if waits else 0.0,
+        p95_wait_s=waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
+        gpu_use=used / (sum(pools.values()) * busy_until) if busy_until else 0.0,
+    )
+
+
+class _Pool:
+    """One virtual cluster: an offer of so many single GPUs, what is used of it, and who waits for it."""
+
+    def __init__(self, name: str, gpus: int) -> None:
+        self.name, self.gpus, self.decisions = name, gpus, 0
+        self._offer = Offer(
+            provider="fleet",
+            region=name,
+            instance_type="gpu",
+            accelerator_count=1,
+            rate=HourlyRate(0),
+            capacity=gpus,
+        )
+        self._used = 0
+        self._queue: deque[tuple[int, Arrival, Waiting]] = deque()
+        self._full = False  # the first in the queue did not fit, and nothing has ended since
+
+    def add(self, number: int, arrival: Arrival) -> None:
+        at = _EPOCH + timedelta(seconds=arrival.arrival_s)
+        name = f"j{number}"
+        job = Job(
+            id=f"{number:016d}",
+            project=self.name,
+            name=name,
+            task=Task(name=name, run="", nodes=arrival.gpus),
+            submitted_at=at,
+            since=at,
+        )
+        self._queue.append((number, arrival, Waiting(job=job, gang=name, offers=(self._offer,))))
+
+    def end(self, gpus: int) -> None:
+        self._used -= gpus
+        self._full = False
+
+    def start(self) -> Iterator[tuple[int, Arrival]]:
+        """Who may start now. The policy is strict at a place: after the first that stays, all others do."""
+        if self._full or not self._queue:
+            return
+        turns = Turns(Capacity(used={pool_of(self._offer): Fraction(self._used, self.gpus)}))
+        while self._queue:
+            number, arrival, waiting = self._queue[0]
+            self.decisions += 1
+            if not isinstance(turns.decide(waiting), Place):
+                self._full = True
+                return
+            self._queue.popleft()
+            self._used += arrival.gpus
+            yield number, arrival
+
+
+def _arrival(at: float, length: float, gpus: int, pool: str) -> Arrival:
+    if not (0 <= at < _LONGEST_S and 0 <= length < _LONGEST_S and gpus > 0):
+        raise ValueError(f"arrival {at:g} s, duration {length:g} s, {gpus} GPUs")
+    return Arrival(at, length, gpus, pool)
+
+
+def _count(text: str) -> int:
+    if int(text) < 0:
+        raise ValueError(f"{text} nodes")
+    return int(text)
+
+
+def _rows(file: TextIO, columns: Sequence[str]) -> "csv.DictReader[str]":
+    rows = csv.DictReader(file)
+    if lacking := [column for column in columns if column not in (rows.fieldnames or ())]:
+        raise ValueError(f"there is no {' and no '.join(lacking)}")
+    return rows
+
+
+def _csv(path: Path) -> Iterator[tuple[Any, ...]]:
+    with path.open(newline="") as file:
+        for row in _rows(file, _COLUMNS):
+            yield tuple(row[column] for column in _COLUMNS)
+
+
+def _parquet(path: Path) -> Iterator[tuple[Any, ...]]:
+    from pyarrow import parquet  # type: ignore[import-untyped]  # ships no types
+
+    columns = parquet.read_table(path, columns=list(_COLUMNS)).to_pydict()
+    return zip(*(columns[column] for column in _COLUMNS), strict=True)

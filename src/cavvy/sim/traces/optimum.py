@@ -1,0 +1,119 @@
+"""The least possible cost of a job, knowing the future: an exact dynamic programme, for one market or several.
+
+Time is cut wherever a quote changes. A stay (on spot or on demand, in one market) may then be taken to begin at a cut
+and to end anywhere: between two cuts prices are constant, so moving a beginning to a cut, and the work with it, costs
+nothing more. The state at a cut is what runs and the work done. A launch takes the overhead off the work done, which
+the stay's first hours make good; ending before that has only cost money, so no state is too cheap.
+
+Lengths are whole numbers of one unit, their greatest common divisor: the answer is exact wherever they are whole
+seconds.
+"""
+
+from collections.abc import Iterator
+from math import gcd, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavvy.planner.spot.view import NOWHERE, Quote, Terms
+from cavvy.sim.traces.world import World
+
+_Costs = NDArray[np.float64]
+_Span = tuple[float, tuple[Quote, ...]]
+
+
+def find_optimum(world: World, start_s: float, terms: Terms) -> float:
+    """Dollars of the cheapest schedule that ends by the deadline. Raises ValueError where there is none."""
+    spans = list(_spans(world, start_s, terms.deadline_s))
+    lengths = [round(length) for length, _ in spans]
+    unit = gcd(*lengths, round(terms.work_s), round(terms.overhead_s)) or 1
+    search = _Search(terms, unit)
+    for length, (_, quotes) in zip(lengths, spans, strict=True):
+        search.launch(quotes)
+        search.run(length // unit, quotes)
+    best = search.best()
+    if best == inf:
+        raise ValueError(f"{terms.work_s:.0f} s of work do not fit into {terms.deadline_s:.0f} s")
+    return best
+
+
+def _spans(world: World, start_s: float, length_s: float) -> Iterator[_Span]:
+    """The lengths between changes, with the quotes that hold; the price of spot that is away is no change."""
+    end_s = start_s + length_s
+    since, holding = start_s, world.quotes[world.at(start_s)]
+    for index in range(world.at(start_s) + 1, len(world.times_s)):
+        time, quotes = world.times_s[index], world.quotes[index]
+        if time >= end_s:
+            break
+        if all(one == other or not (one.up or other.up) for one, other in zip(holding, quotes, strict=True)):
+            continue
+        if time > since:
+            yield time - since, holding
+        since, holding = time, quotes
+    if end_s > since:
+        yield end_s - since, holding
+
+
+class _Search:
+    """Least costs by work done, in units: `idle[m][p]` with the checkpoint in market m, `runs[m, spot][p]` with a gang
+    up there. Index p stands for p - overhead done: a gang that still loads has done less than nothing.
+    """
+
+    def __init__(self, terms: Terms, unit: int) -> None:
+        self._terms = terms
+        self._low = round(terms.overhead_s / unit)
+        self._top = round(terms.work_s / unit) + self._low
+        self._hour = unit / 3600
+        self._steps = np.arange(self._top + 1, dtype=np.float64)
+        self._idle: dict[int, _Costs] = {NOWHERE: self._nothing()}
+        self._idle[NOWHERE][self._low] = 0.0
+        self._runs: dict[tuple[int, bool], _Costs] = {}
+
+    def launch(self, quotes: tuple[Quote, ...]) -> None:
+        """At a cut: a gang may start in any market, on demand or on spot that is there."""
+        for market, quote in enumerate(quotes):
+            best = self._nothing()
+            for source, idle in self._idle.items():
+                np.minimum(best, idle + self._terms.move(source, market), out=best)
+            start = self._nothing()
+            start[: self._top + 1 - self._low] = best[self._low :]
+            for spot in (False, True) if quote.up else (False,):
+                run = self._runs.get((market, spot))
+                self._runs[market, spot] = start.copy() if run is None else np.minimum(run, start)
+
+    def run(self, length: int, quotes: tuple[Quote, ...]) -> None:
+        """Between two cuts: every gang works on, or ends anywhere."""
+        for (market, spot), run in list(self._runs.items()):
+            if spot and not quotes[market].up:
+                del self._runs[market, spot]
+                continue
+            rate = quotes[market].usd_hr if spot else self._terms.markets[market].on_demand_usd_hr
+            rate *= self._hour
+            ended = _end_anywhere(run - rate * self._steps, length) + rate * self._steps
+            idle = self._idle.get(market)
+            self._idle[market] = ended if idle is None else np.minimum(idle, ended)
+            on = self._nothing()
+            if length <= self._top:
+                on[length:] = run[: self._top + 1 - length] + rate * length
+            self._runs[market, spot] = on
+
+    def best(self) -> float:
+        """The least cost of all the work."""
+        return min(float(idle[self._top]) for idle in self._idle.values())
+
+    def _nothing(self) -> _Costs:
+        return np.full(self._top + 1, inf)
+
+
+def _end_anywhere(level: _Costs, length: int) -> _Costs:
+    """The minimum over the last `length` places and this one, by doubling."""
+    width = 1
+    while width < length + 1:
+        step = min(width, length + 1 - width)
+        if step >= len(level):
+            break
+        moved = level.copy()
+        np.minimum(level[step:], level[:-step], out=moved[step:])
+        level = moved
+        width += step
+    return level

@@ -1,0 +1,100 @@
+"""Drawings of simulated runs: cost against slack, and one window's runs beside what there was. Needs matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from cavvy.planner.spot.view import Mode
+from cavvy.sim.traces.fleet import Stay
+from cavvy.sim.traces.trials import Result, Tally
+
+_HOUR_S = 3600.0
+_COLOURS = {Mode.SPOT: "tab:green", Mode.ON_DEMAND: "tab:red", Mode.IDLE: "lightgrey"}
+matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # the same drawing is the same file
+
+
+def plot_cost(results: Sequence[Result], path: Path) -> None:
+    """Total cost over total optimum against the slack, as a share of the work; a panel for each overhead."""
+    tally = Tally()
+    for result in results:
+        setting = result.setting
+        slack = round(setting.deadline_s / setting.work_s - 1, 4)
+        tally.add((setting.overhead_s, result.policy, slack), result)
+    scores = tally.scores().items()
+    points = {key: score.mean or score.mean_usd for key, score in scores if isinstance(key, tuple)}
+    overheads = sorted({key[0] for key in points})
+    figure = Figure(figsize=(3.2 * len(overheads) + 1, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(overheads), sharey=True, squeeze=False)[0]
+    for panel, overhead in zip(axes, overheads, strict=True):
+        for policy in dict.fromkeys(result.policy for result in results):
+            line = sorted((key[2], mean) for key, mean in points.items() if key[:2] == (overhead, policy))
+            panel.plot([100 * slack for slack, _ in line], [mean for _, mean in line], marker="o", label=policy)
+        panel.set_title(f"overhead {overhead / _HOUR_S:g} h")
+        panel.set_xlabel("slack, % of the work")
+        panel.grid(alpha=0.3)
+    axes[0].set_ylabel("cost / optimum" if results[0].optimum_usd is not None else "mean cost, dollars")
+    axes[0].legend()
+    _save(figure, path)
+
+
+def plot_gantt(results: Sequence[Result], path: Path) -> None:
+    """The runs of the first window and setting, a bar for each policy. The results need their segments."""
+    first = results[0]
+    shown = [
+        each
+        for each in results
+        if (each.world, each.start_s, each.setting) == (first.world, first.start_s, first.setting)
+    ]
+    figure = Figure(figsize=(10, 0.7 * len(shown) + 1.6), layout="constrained")
+    panel = figure.subplots()
+    for row, result in enumerate(shown):
+        for segment in result.run.segments:
+            panel.barh(
+                row,
+                (segment.end_s - segment.start_s) / _HOUR_S,
+                left=segment.start_s / _HOUR_S,
+                color=_COLOURS[segment.mode],
+                edgecolor="white",
+                linewidth=0.3,
+            )
+    panel.set_yticks(range(len(shown)), [f"{each.policy} ${each.run.usd:.2f}" for each in shown])
+    panel.invert_yaxis()
+    panel.axvline(first.setting.deadline_s / _HOUR_S, color="black", linestyle="--")
+    panel.set_xlabel("hours since the start; dashed: the deadline")
+    optimum = f", optimum ${first.optimum_usd:.2f}" if first.optimum_usd is not None else ""
+    panel.set_title(f"{first.world}{optimum}")
+    for mode, colour in _COLOURS.items():
+        panel.barh(0, 0, color=colour, label=mode)
+    panel.legend(ncols=3, loc="upper right")
+    _save(figure, path)
+
+
+def plot_fleet(stays: Sequence[Stay], gpus: int, path: Path) -> None:
+    """GPUs in use, as a share of all, and jobs that wait, over time."""
+    changes = sorted(
+        [(stay.arrival_s, 0, 1) for stay in stays]
+        + [(stay.start_s, stay.gpus, -1) for stay in stays]
+        + [(stay.end_s, -stay.gpus, 0) for stay in stays]
+    )
+    times, used, waiting = [0.0], [0.0], [0]
+    for at, more, waits in changes:
+        times.append(at / (24 * _HOUR_S))
+        used.append(used[-1] + more)
+        waiting.append(waiting[-1] + waits)
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    above.step(times, [100 * each / gpus for each in used], where="post", linewidth=0.6, color="tab:green")
+    above.set_ylabel("% of GPUs in use")
+    below.step(times, waiting, where="post", linewidth=0.6, color="tab:red")
+    below.set_ylabel("jobs that wait")
+    below.set_xlabel("days")
+    for panel in (above, below):
+        panel.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, metadata=metadata, dpi=120)

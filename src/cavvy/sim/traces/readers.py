@@ -1,0 +1,114 @@
+"""Reads the public trace formats: availability counts with `gap_seconds`, price series, egress tables."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from math import inf
+from pathlib import Path
+from typing import TypeGuard, cast
+
+from cavvy.planner.spot.view import Market
+from cavvy.sim.traces.world import Series
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; the message says which, where, and what was expected."""
+
+
+def list_traces(paths: Iterable[Path]) -> list[Path]:
+    """The trace files named, or in the folders named and below them, in order of name."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise TraceError(
+                f"{path}: no such file or folder; expected a trace (JSON with gap_seconds) or a folder of some"
+            )
+        found += sorted(path.rglob("*.json")) if path.is_dir() else [path]
+    if not found:
+        raise TraceError(
+            f"no trace in {', '.join(map(str, paths))}; expected *.json with metadata.gap_seconds and data"
+        )
+    return found
+
+
+def read_series(
+    path: Path, *, spot_ratio: float = 0.3, on_demand_usd_hr: float = 1.0, prices: Sequence[float] | None = None
+) -> Series:
+    """One market's availability. Its price is the trace's own or `prices`, else `spot_ratio` of on-demand."""
+    document = _read_object(path)
+    metadata, data = document.get("metadata"), document.get("data")
+    gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
+    if not isinstance(gap, int | float) or not 0 < gap < inf:
+        raise TraceError(f"{path}: expected metadata.gap_seconds, a length above zero, not {gap!r}")
+    if not isinstance(data, list) or not data:
+        raise TraceError(f"{path}: expected data, a list of counts of available instances")
+    for index, count in enumerate(data):
+        if not isinstance(count, int) or count < 0:
+            raise TraceError(f"{path}: data[{index}]: expected a count of 0 or more, not {count!r}")
+    own = document.get("prices")
+    if own is not None and (not _are_prices(own) or len(own) != len(data)):
+        raise TraceError(f"{path}: prices: expected {len(data)} prices in US dollars per hour, one for each of data")
+    if prices is None:
+        prices = own
+    name = path.stem
+    return Series(
+        market=Market(name=name, region=region_of(name), on_demand_usd_hr=on_demand_usd_hr),
+        gap_s=float(gap),
+        counts=cast(list[int], data),
+        usd_hr=prices if prices is not None else [spot_ratio * on_demand_usd_hr] * len(data),
+    )
+
+
+def read_prices(path: Path) -> dict[str, list[float]]:
+    """Spot price per tick by market: {"us-east-1a_v100_1": [1.67, …], …}, US dollars per hour."""
+    document = _read_object(path)
+    for name, values in document.items():
+        if not _are_prices(values):
+            raise TraceError(f"{path}: {name}: expected a list of prices in US dollars per hour")
+    return cast(dict[str, list[float]], document)
+
+
+def read_egress(path: Path) -> dict[tuple[str, str], float]:
+    """US dollars per GB by (from region, to region)."""
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        try:
+            return {(row["from_region"], row["to_region"]): float(row["price_usd_per_gb"]) for row in rows}
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"{path}: expected columns from_region, to_region, price_usd_per_gb: {error}") from None
+
+
+def move_prices(
+    markets: Sequence[Market], egress: dict[tuple[str, str], float], size_gb: float
+) -> tuple[tuple[float, ...], ...]:
+    """What moving a checkpoint between markets costs; within a region nothing, between unknown regions nothing."""
+    return tuple(
+        tuple(
+            0.0 if one.region == other.region else size_gb * egress.get((one.region, other.region), 0.0)
+            for other in markets
+        )
+        for one in markets
+    )
+
+
+def region_of(name: str) -> str:
+    """ "us-east-1a_v100_1" -> "us-east-1"; "us-central1-b_a100" -> "us-central1"."""
+    zone = name.partition("_")[0]
+    if zone[-1:].isalpha() and zone[-2:-1].isdigit():
+        return zone[:-1]
+    head, _, tail = zone.rpartition("-")
+    return head if len(tail) == 1 and tail.isalpha() else zone
+
+
+def _are_prices(values: object) -> TypeGuard[list[float]]:
+    return isinstance(values, list) and all(isinstance(value, int | float) and 0 <= value < inf for value in values)
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: not a JSON file: {error}") from None
+    if not isinstance(document, dict):
+        raise TraceError(f"{path}: expected an object, not {type(document).__name__}")
+    return cast(dict[str, object], document)

@@ -1,0 +1,282 @@
+"""A scenario file: markets, jobs and a fleet written down in one YAML, run through the policies like recorded ones."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from cavvy.domain.units import UnitError, parse_duration
+from cavvy.planner.spot.policies import ALIASES, POLICIES, find_policy
+from cavvy.planner.spot.view import Market, Terms
+from cavvy.sim.traces.driver import Run, run_job
+from cavvy.sim.traces.fleet import Arrival
+from cavvy.sim.traces.readers import TraceError, move_prices, read_series, region_of
+from cavvy.sim.traces.trials import Result, Setting
+from cavvy.sim.traces.world import Series, make_world
+
+T = TypeVar("T")
+_GAP_S = 60.0  # of markets that are written down
+_MOST_JOBS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotJob:
+    """One job with a deadline."""
+
+    name: str
+    setting: Setting
+    start_s: float = 0.0
+    nodes: int = 1
+    checkpoint_gb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """A queue over virtual clusters: GPUs of each, and who comes when."""
+
+    pools: Mapping[str, int]
+    arrivals: Sequence[Arrival]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything of one file; a scenario has jobs with markets, a fleet, or both."""
+
+    name: str
+    policies: Sequence[str]
+    series: Sequence[Series]
+    egress_usd_gb: float
+    jobs: Sequence[SpotJob]
+    fleet: Fleet | None
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises TraceError, which names what is wrong in the file."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TraceError(f"{path}: not a YAML file: {error}") from None
+    top = _Table(document, str(path))
+    top.only("name", "policies", "markets", "jobs", "fleet", "egress_usd_per_gb")
+    policies = [str(name) for name in top.items("policies")] or ["auto", "uniform-progress", "greedy"]
+    for name in policies:
+        if name not in POLICIES and name not in ALIASES:
+            raise TraceError(f"{path}: policies: expected one of {', '.join(POLICIES)}, not {name!r}")
+    jobs = [_job(_Table(each, f"{path}: jobs[{n}]"), n) for n, each in enumerate(top.items("jobs"))]
+    length_s = max((job.start_s + job.setting.deadline_s for job in jobs), default=0.0)
+    markets = [_Table(each, f"{path}: markets[{n}]") for n, each in enumerate(top.items("markets"))]
+    series = [_market(each, path.parent, length_s) for each in markets]
+    fleet = top.get("fleet")
+    if bool(jobs) != bool(series):
+        raise TraceError(f"{path}: `jobs` and `markets` belong together: one of them is missing")
+    if not jobs and fleet is None:
+        raise TraceError(f"{path}: expected `markets` with `jobs`, or `fleet`, or both")
+    for job in jobs:
+        _check_length(path, job, series)
+    return Scenario(
+        name=str(top.get("name") or path.stem),
+        policies=policies,
+        series=series,
+        egress_usd_gb=top.number("egress_usd_per_gb", 0.0),
+        jobs=jobs,
+        fleet=None if fleet is None else _fleet(_Table(fleet, f"{path}: fleet")),
+    )
+
+
+def run_scenario(scenario: Scenario, *, keep_segments: bool, with_optimum: bool) -> Iterator[Result]:
+    """Every job under every policy, beside the least that was possible."""
+    egress = _egress(scenario)
+    for job in scenario.jobs:
+        moves = move_prices([one.market for one in scenario.series], egress, job.checkpoint_gb)
+        world = make_world(scenario.series, job.nodes, moves)
+        setting = job.setting
+        terms = Terms(
+            work_s=setting.work_s,
+            deadline_s=setting.deadline_s,
+            overhead_s=setting.overhead_s,
+            markets=world.markets,
+            move_usd=world.move_usd,
+        )
+        optimum = None
+        if with_optimum:
+            from cavvy.sim.traces.optimum import find_optimum
+
+            optimum = find_optimum(world, job.start_s, terms)
+        for policy in scenario.policies:
+            run = run_job(world, job.start_s, terms, find_policy(policy), keep_segments=keep_segments)
+            yield Result(
+                policy=policy,
+                world=job.name,
+                markets=tuple(market.name for market in world.markets),
+                start_s=job.start_s,
+                setting=setting,
+                run=run if job.nodes == 1 else _for_nodes(run, job.nodes),
+                optimum_usd=None if optimum is None else optimum * job.nodes,
+            )
+
+
+def _for_nodes(run: Run, nodes: int) -> Run:
+    """Prices are of one node; a gang pays for each."""
+    segments = tuple(replace(segment, usd=segment.usd * nodes) for segment in run.segments)
+    return replace(run, usd=run.usd * nodes, segments=segments)
+
+
+def _egress(scenario: Scenario) -> dict[tuple[str, str], float]:
+    regions = {one.market.region for one in scenario.series}
+    return {(one, other): scenario.egress_usd_gb for one in regions for other in regions if one != other}
+
+
+def _check_length(path: Path, job: SpotJob, series: Sequence[Series]) -> None:
+    for one in series:
+        if one.length_s < job.start_s + job.setting.deadline_s:
+            raise TraceError(
+                f"{path}: {one.market.name}: its record is {one.length_s / 3600:.0f} h long, and {job.name} ends "
+                f"up to {(job.start_s + job.setting.deadline_s) / 3600:.0f} h after its start"
+            )
+
+
+def _job(table: "_Table", number: int) -> SpotJob:
+    table.only("name", "work", "deadline", "overhead", "start", "nodes", "checkpoint_gb")
+    setting = Setting(
+        work_s=table.length("work"), deadline_s=table.length("deadline"), overhead_s=table.length("overhead", 0.0)
+    )
+    if setting.work_s + setting.overhead_s > setting.deadline_s:
+        raise TraceError(f"{table.where}: work and overhead do not fit into the deadline")
+    return SpotJob(
+        name=str(table.get("name") or f"job-{number + 1}"),
+        setting=setting,
+        start_s=table.length("start", 0.0),
+        nodes=table.whole("nodes", 1),
+        checkpoint_gb=table.number("checkpoint_gb", 0.0),
+    )
+
+
+def _market(table: "_Table", folder: Path, length_s: float) -> Series:
+    table.only("name", "region", "on_demand", "spot", "trace", "available")
+    name, on_demand = str(table.get("name") or ""), table.number("on_demand")
+    if not name:
+        raise TraceError(f"{table.where}.name: expected a name")
+    trace = table.get("trace")
+    if trace is not None:
+        series = read_series(folder / str(trace), on_demand_usd_hr=on_demand)
+        ticks, gap_s, counts = len(series.counts), series.gap_s, series.counts
+    else:
+        ticks, gap_s = int(length_s / _GAP_S) + 1, _GAP_S
+        counts = [0] * ticks
+        for number, span in enumerate(table.items("available")):
+            start, end = table.pair(span, f"available[{number}]")
+            for tick in range(int(start / gap_s), min(ticks, int(end / gap_s))):
+                counts[tick] = _MOST_JOBS
+    market = Market(name=name, region=str(table.get("region") or region_of(name)), on_demand_usd_hr=on_demand)
+    return Series(market=market, gap_s=gap_s, counts=counts, usd_hr=_prices(table, ticks, gap_s))
+
+
+def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
+    """One price, or a list of [since when, price]."""
+    if not isinstance(table.get("spot"), list):
+        return [table.number("spot")] * ticks
+    steps = sorted((table.length_of(step, "spot"), table.price_of(step, "spot")) for step in table.items("spot"))
+    prices, index = [], 0
+    for tick in range(ticks):
+        while index + 1 < len(steps) and steps[index + 1][0] <= tick * gap_s:
+            index += 1
+        prices.append(steps[index][1])
+    return prices
+
+
+def _fleet(table: "_Table") -> Fleet:
+    table.only("pools", "gpus_per_node", "jobs")
+    per_node = table.whole("gpus_per_node", 8)
+    pools = table.get("pools")
+    if not isinstance(pools, dict) or not all(isinstance(nodes, int) and nodes > 0 for nodes in pools.values()):
+        raise TraceError(f"{table.where}.pools: expected names with their number of nodes, such as {{research: 4}}")
+    arrivals: list[Arrival] = []
+    for number, each in enumerate(table.items("jobs")):
+        job = _Table(each, f"{table.where}.jobs[{number}]")
+        job.only("pool", "gpus", "arrival", "duration", "count", "every")
+        count, every, first = job.whole("count", 1), job.length("every", 0.0), job.length("arrival", 0.0)
+        length, gpus, pool = job.length("duration"), job.whole("gpus", 1), str(job.get("pool"))
+        if pool not in pools:
+            raise TraceError(f"{job.where}.pool: there is no pool {pool!r}")
+        arrivals += [Arrival(first + every * index, length, gpus, pool) for index in range(min(count, _MOST_JOBS))]
+    arrivals.sort(key=lambda one: one.arrival_s)
+    return Fleet(pools={str(name): nodes * per_node for name, nodes in pools.items()}, arrivals=arrivals)
+
+
+class _Table:
+    """A mapping of the file; every complaint says where it is."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise TraceError(f"{where}: expected a table, not {type(value).__name__}")
+        self._value, self.where = value, where
+
+    def only(self, *names: str) -> None:
+        for name in self._value:
+            if name not in names:
+                raise TraceError(f"{self.where}: unknown key {name!r}; expected {', '.join(names)}")
+
+    def get(self, name: str) -> object:
+        return self._value.get(name)
+
+    def items(self, name: str) -> list[object]:
+        value = self._value.get(name, [])
+        if not isinstance(value, list):
+            raise TraceError(f"{self.where}.{name}: expected a list")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        return self._read(name, default, _number, "a number of 0 or more")
+
+    def whole(self, name: str, default: int) -> int:
+        return self._read(name, default, _whole, "a whole number above 0")
+
+    def length(self, name: str, default: float | None = None) -> float:
+        return self._read(name, default, _length, "a length of time such as 90m or 48h")
+
+    def pair(self, value: object, name: str) -> tuple[float, float]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise TraceError(f"{self.where}.{name}: expected [from, to], such as [0h, 10h]")
+        return self.length_of(value, name), self.length_of(value[1:], name)
+
+    def length_of(self, value: object, name: str) -> float:
+        return self._convert(
+            value[0] if isinstance(value, list) and value else value, name, _length, "a length of time"
+        )
+
+    def price_of(self, value: object, name: str) -> float:
+        if not isinstance(value, list) or len(value) != 2:
+            raise TraceError(f"{self.where}.{name}: expected [since, price], such as [12h, 1.40]")
+        return self._convert(value[1], name, _number, "a price")
+
+    def _read(self, name: str, default: T | None, convert: Callable[[object], T], words: str) -> T:
+        value = self._value.get(name)
+        if value is None and default is not None:
+            return default
+        return self._convert(value, name, convert, words)
+
+    def _convert(self, value: object, name: str, convert: Callable[[object], T], words: str) -> T:
+        try:
+            return convert(value)
+        except (ValueError, TypeError, UnitError):
+            raise TraceError(f"{self.where}.{name}: expected {words}, not {value!r}") from None
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError
+    return float(value)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError
+    return value
+
+
+def _length(value: object) -> float:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise ValueError
+    return parse_duration(value).total_seconds()

@@ -1,0 +1,123 @@
+"""Runs a service's placement policy over recorded spot capacity, tick by tick, as SpotHedge's own evaluation does.
+
+A replica is paid from its launch and ready after the cold start. Capacity that goes takes the youngest replicas. The
+cost is over that of all replicas on demand, the availability the share of ticks with enough replicas ready, both
+counted from the first cold start on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cavvy.planner.spot.serving import PlacementPolicy, Seen, Service
+from cavvy.sim.traces.readers import list_traces, read_series
+
+_UNLIMITED = 1_000_000  # where a trace only says that there is some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What came of one window. `floor` is a cost that no schedule can beat: no launches, every tick for itself."""
+
+    cost: float
+    availability: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Spot replicas that can be had: `counts[zone][tick]`, the zones' regions, and how many ticks all zones have."""
+
+    counts: tuple[tuple[int, ...], ...]
+    regions: tuple[str, ...]
+    ticks: int
+
+
+def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Capacity:
+    """All traces of a folder on one tick; `unlimited`: any number can be had where a trace has some."""
+    zones = [read_series(path) for path in list_traces([folder])]
+    counts = []
+    for zone in zones:
+        repeats = round(zone.gap_s / tick_s)
+        counts.append(tuple(n * _UNLIMITED if unlimited else n for n in zone.counts for _ in range(repeats)))
+    return Capacity(
+        counts=tuple(counts), regions=tuple(zone.market.region for zone in zones), ticks=min(map(len, counts))
+    )
+
+
+def window(capacity: Capacity, start: int, ticks: int) -> list[tuple[int, ...]]:
+    """So many ticks of every zone. Raises ValueError where there are fewer."""
+    if start + ticks > capacity.ticks:
+        raise ValueError(f"{ticks} ticks from {start} on: the traces have {capacity.ticks} ticks")
+    return [zone[start : start + ticks] for zone in capacity.counts]
+
+
+def serve(
+    capacity: Sequence[Sequence[int]], service: Service, policy: PlacementPolicy, *, on_demand_ratio: float = 3.0
+) -> Served:
+    """`capacity[zone][tick]`: spot replicas that can be had. `on_demand_ratio`: on-demand price over spot."""
+    state = _Window(service, on_demand_ratio)
+    for tick in range(len(capacity[0])):
+        state.step(policy, [zone[tick] for zone in capacity])
+    return state.result()
+
+
+class _Window:
+    """The replicas of one window, by the tick of their launch, oldest first."""
+
+    def __init__(self, service: Service, ratio: float) -> None:
+        self._service, self._ratio = service, ratio
+        self._cold = round(service.cold_start_s / service.tick_s)
+        self._spot: list[list[int]] = [[] for _ in range(service.zones)]
+        self._demand: list[int] = []
+        self._lost = [0] * service.zones
+        self._failed = [0] * service.zones
+        self._tick = self._counted = self._met = 0
+        self._paid = self._floor = 0.0
+
+    def step(self, policy: PlacementPolicy, capacity: Sequence[int]) -> None:
+        now = self._tick
+        wanted = policy.place(self._seen(now))
+        for zone, held in enumerate(self._spot):
+            before = len(held)
+            del held[wanted.spot[zone] :]
+            kept = len(held)
+            held += [now] * (wanted.spot[zone] - kept)
+            taken = max(0, len(held) - capacity[zone])
+            del held[len(held) - taken :]
+            self._lost[zone] = max(0, min(before, kept) - len(held))
+            self._failed[zone] = taken - self._lost[zone]
+        del self._demand[wanted.on_demand :]
+        self._demand += [now] * (wanted.on_demand - len(self._demand))
+        if now >= self._cold:
+            self._count(now, capacity)
+        self._tick += 1
+
+    def result(self) -> Served:
+        whole = self._counted * self._service.replicas * self._ratio
+        return Served(cost=self._paid / whole, availability=self._met / self._counted, floor=self._floor / whole)
+
+    def _count(self, now: int, capacity: Sequence[int]) -> None:
+        need = self._service.replicas
+        self._counted += 1
+        self._met += self._ready(now) + self._ready_on_demand(now) >= need
+        self._paid += sum(map(len, self._spot)) + self._ratio * len(self._demand)
+        spot = min(need, sum(capacity))
+        self._floor += spot + self._ratio * (need - spot)
+
+    def _seen(self, now: int) -> Seen:
+        tick_s = self._service.tick_s
+        return Seen(
+            now * tick_s,
+            tuple(tuple((now - since) * tick_s for since in held) for held in self._spot),
+            tuple(self._lost),
+            tuple(self._failed),
+            self._ready(now - 1),
+            self._ready_on_demand(now - 1),
+        )
+
+    def _ready(self, now: int) -> int:
+        return sum(now - since >= self._cold for held in self._spot for since in held)
+
+    def _ready_on_demand(self, now: int) -> int:
+        return sum(now - since >= self._cold for since in self._demand)

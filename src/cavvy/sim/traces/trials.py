@@ -1,0 +1,241 @@
+"""Many jobs under many policies over recorded markets, on as many cores as wanted, each beside its optimum."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.view import Terms
+from cavvy.sim.traces.driver import Run, run_job
+from cavvy.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
+from cavvy.sim.traces.world import Series, World, make_world
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markets:
+    """Which records make up one world, and what things cost there; also the key under which a process keeps it."""
+
+    paths: tuple[str, ...]
+    on_demand_usd_hr: float = 1.0
+    spot_ratio: float = 0.3
+    nodes: int = 1
+    prices: str | None = None
+    egress: str | None = None
+    checkpoint_gb: float = 50.0
+
+    @property
+    def name(self) -> str:
+        return "+".join(Path(path).stem for path in self.paths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One job: what it has to do by when."""
+
+    work_s: float
+    deadline_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One window of one world, with every setting to be tried in it. `start_s` counts from the record's start."""
+
+    markets: Markets
+    start_s: float
+    settings: tuple[Setting, ...]
+    policies: tuple[str, ...]
+    keep_segments: bool = False
+    with_optimum: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One run of one policy, beside the optimum of the same window and setting where it was wanted."""
+
+    policy: str
+    world: str
+    markets: tuple[str, ...]
+    start_s: float
+    setting: Setting
+    run: Run
+    optimum_usd: float | None
+    files: tuple[str, ...] = ()  # the records: two in one folder may have one name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the worst run's.
+
+    All that need the optimum are None where it was not wanted.
+    """
+
+    mean: float | None
+    worst: float | None
+    mean_usd: float
+    mean_optimum_usd: float | None
+    missed: int
+    runs: int
+
+
+def plan_trials(
+    worlds: Sequence[Markets],
+    settings: Sequence[Setting],
+    policies: Sequence[str],
+    *,
+    windows: int,
+    seed: int = 0,
+    keep_segments: bool = False,
+    with_optimum: bool = True,
+) -> list[Trial]:
+    """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy, order and machine.
+
+    Raises TraceError where a record is shorter than the longest deadline.
+    """
+    longest = max(setting.deadline_s for setting in settings)
+    trials = []
+    for markets in worlds:
+        gap_s, length_s = _extent(markets)
+        if length_s < longest:
+            raise TraceError(
+                f"{markets.name}: the record is {length_s / _HOUR_S:.0f} h long; "
+                f"a deadline of {longest / _HOUR_S:.0f} h does not fit into it"
+            )
+        ticks = max(1, int((length_s - longest) / gap_s))
+        random = Random(crc32(f"{markets.name}/{seed}".encode()))
+        trials += [
+            Trial(
+                markets=markets,
+                start_s=gap_s * random.randrange(ticks),
+                settings=tuple(settings),
+                policies=tuple(policies),
+                keep_segments=keep_segments,
+                with_optimum=with_optimum,
+            )
+            for _ in range(windows)
+        ]
+    return trials
+
+
+def run_trials(trials: Sequence[Trial], processes: int = 1) -> Iterator[list[Result]]:
+    """Each trial's results, in the order of the trials."""
+    if processes <= 1:
+        yield from map(run_trial, trials)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:  # forks and threads do not mix
+        yield from pool.map(run_trial, trials, chunksize=max(1, min(8, len(trials) // (4 * processes))))
+
+
+def run_trial(trial: Trial) -> list[Result]:
+    """All settings and policies in one window."""
+    world = _world(trial.markets)
+    results = []
+    for setting in trial.settings:
+        terms = Terms(
+            work_s=setting.work_s,
+            deadline_s=setting.deadline_s,
+            overhead_s=setting.overhead_s,
+            markets=world.markets,
+            move_usd=world.move_usd,
+        )
+        optimum = _optimum(world, trial.start_s, terms) if trial.with_optimum else None
+        results += [
+            Result(
+                policy=policy,
+                world=trial.markets.name,
+                markets=tuple(market.name for market in world.markets),
+                start_s=trial.start_s,
+                setting=setting,
+                run=run_job(world, trial.start_s, terms, find_policy(policy), keep_segments=trial.keep_segments),
+                optimum_usd=optimum,
+                files=trial.markets.paths,
+            )
+            for policy in trial.policies
+        ]
+    return results
+
+
+def list_settings(
+    works_s: Sequence[float], deadlines_s: Sequence[float], overheads_s: Sequence[float]
+) -> list[Setting]:
+    """Every combination. Raises TraceError for one that cannot end in time even on demand."""
+    settings = []
+    for work, deadline, overhead in product(works_s, deadlines_s, overheads_s):
+        if work + overhead > deadline:
+            raise TraceError(
+                f"{work / _HOUR_S:g} h of work and {overhead / _HOUR_S:g} h of overhead "
+                f"do not fit into a deadline of {deadline / _HOUR_S:g} h"
+            )
+        settings.append(Setting(work_s=work, deadline_s=deadline, overhead_s=overhead))
+    return settings
+
+
+class Tally:
+    """Adds up results by any key."""
+
+    def __init__(self) -> None:
+        self._results: dict[object, list[Result]] = {}
+
+    def add(self, key: object, result: Result) -> None:
+        self._results.setdefault(key, []).append(result)
+
+    def scores(self) -> dict[object, Score]:
+        return {key: _score(results) for key, results in self._results.items()}
+
+
+def _score(results: Sequence[Result]) -> Score:
+    runs = len(results)
+    usd = sum(result.run.usd for result in results)
+    optima = [result.optimum_usd for result in results if result.optimum_usd is not None]
+    complete, total = len(optima) == runs, sum(optima)
+    pairs = zip(results, optima, strict=True) if complete else ()
+    return Score(
+        mean=usd / total if complete and total else None,
+        worst=max((result.run.usd / optimum for result, optimum in pairs if optimum), default=None),
+        mean_usd=usd / runs,
+        mean_optimum_usd=total / runs if complete else None,
+        missed=sum(result.run.missed for result in results),
+        runs=runs,
+    )
+
+
+def _optimum(world: World, start_s: float, terms: Terms) -> float:
+    from cavvy.sim.traces.optimum import find_optimum  # numpy is an extra: whoever wants no optimum needs none
+
+    return find_optimum(world, start_s, terms)
+
+
+@lru_cache(maxsize=32)
+def _world(markets: Markets) -> World:
+    series = _read(markets)
+    moves: tuple[tuple[float, ...], ...] = ()
+    if markets.egress is not None:
+        moves = move_prices([one.market for one in series], read_egress(Path(markets.egress)), markets.checkpoint_gb)
+    return make_world(series, markets.nodes, moves)
+
+
+def _read(markets: Markets) -> list[Series]:
+    known = read_prices(Path(markets.prices)) if markets.prices is not None else {}
+    return [
+        read_series(
+            Path(path),
+            spot_ratio=markets.spot_ratio,
+            on_demand_usd_hr=markets.on_demand_usd_hr,
+            prices=known.get(Path(path).stem),
+        )
+        for path in markets.paths
+    ]
+
+
+def _extent(markets: Markets) -> tuple[float, float]:
+    """The longest tick and the shortest record."""
+    series = _read(markets)
+    return max(one.gap_s for one in series), min(one.length_s for one in series)

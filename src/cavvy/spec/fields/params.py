@@ -1,0 +1,331 @@
+"""Parameters: declared and typed in the file, overridden with `--param`, written as `${{ params.NAME }}`."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cavvy.domain.tasks import Scalar
+from cavvy.spec.fields.kinds import Either, Field, ListOf, MapOf, Section, Table, Value, Wrong, read_text
+from cavvy.spec.problems import Mark, Notes, listed, nearest, shown
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe, read_scalar
+
+TYPES: Final[Mapping[str, type]] = {"int": int, "float": float, "str": str, "bool": bool}
+_SLIPS = {"integer": "int", "number": "float", "double": "float", "string": "str", "text": "str", "boolean": "bool"}
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+# `$${{` stands for a literal `${{`.
+_EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A value and how its author wrote it: 1e-3 is put into texts as 1e-3."""
+
+    value: Scalar
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """What a file says of one parameter."""
+
+    mark: Mark
+    type: str
+    default: Written | None = None
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Written, ...] = ()
+
+    def check(self, given: Written) -> Written:
+        """`given`, made to fit the type. Raises Wrong."""
+        value = given.value
+        if self.type == "str":
+            value = given.text
+        elif self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
+            value = _to_float(value)
+        # bool is an int to Python, and no number to anyone else.
+        if type(value) is not TYPES[self.type] or (isinstance(value, float) and not math.isfinite(value)):
+            raise Wrong(f"{shown(given.text)} is not {_TYPE_WORDS[self.type]}", suggestion=_type_hint(self.type, given))
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if self.low is not None and value < self.low:
+                raise Wrong(f"{given.text} is below the least value, {self.low:g}")
+            if self.high is not None and value > self.high:
+                raise Wrong(f"{given.text} is above the greatest value, {self.high:g}")
+        texts = [choice.text for choice in self.choices]
+        if self.choices and value not in [choice.value for choice in self.choices]:
+            close = nearest(given.text, texts)
+            hint = f"did you mean {close}?" if close else ""
+            raise Wrong(f"{shown(given.text)} is no choice", expected=listed(texts), suggestion=hint)
+        return Written(value=value, text=given.text)
+
+
+_TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+
+
+def read_params(root: Node, overrides: Mapping[str, Scalar], notes: Notes) -> dict[str, Written | None]:
+    """The value of every declared parameter; None for one that is wrong, after its problem was noted."""
+    section = root.get("params") if isinstance(root, MapNode) else None
+    declared: dict[str, Param] = {}
+    if section is not None and not (isinstance(section, ScalarNode) and section.value is None):
+        declared = PARAMS.read(section, notes) or {}
+        _check_names(section, notes)
+    values: dict[str, Written | None] = {}
+    if isinstance(section, MapNode):
+        values = dict.fromkeys(key.text for key, _ in section.entries)
+    for name, param in declared.items():
+        values[name] = param.default
+        if name not in overrides and param.default is None:
+            message = f"the parameter {name!r} has no default and was not given"
+            notes.add(param.mark, message, suggestion=f"give it with `--param {name}=…`, or write `default:`")
+    for name, given in overrides.items():
+        text = given if isinstance(given, str) else str(given).lower() if isinstance(given, bool) else str(given)
+        place = f"--param {name}={text if len(text) <= 40 else text[:39] + '…'}"
+        if name in declared:
+            values[name] = _override(declared[name], text, place, notes)
+        elif name not in values:
+            close = nearest(name, declared)
+            known = f"one of {', '.join(sorted(declared))}" if declared else "no parameter: the file declares none"
+            hint = f"did you mean `--param {close}=…`?" if close else ""
+            notes.outside(place, f"the file has no parameter {shown(name)}", expected=known, suggestion=hint)
+    return values
+
+
+def substitute(node: Node, values: Mapping[str, Written | None], notes: Notes) -> Node:
+    """`node` with every `${{ params.NAME }}` replaced; one that is all of a value keeps the parameter's type."""
+    match node:
+        case ScalarNode():
+            return _fill(node, values, notes) if "${{" in node.text else node
+        case ListNode():
+            return replace(node, items=tuple(substitute(item, values, notes) for item in node.items))
+        case MapNode():
+            entries = tuple((key, substitute(value, values, notes)) for key, value in node.entries)
+            return replace(node, entries=entries)
+
+
+def escape(text: str) -> str:
+    """`text` such that substitution gives it back unchanged."""
+    return text.replace("${{", "$${{")
+
+
+def _override(param: Param, text: str, place: str, notes: Notes) -> Written | None:
+    try:
+        if "\0" in text:
+            raise Wrong("a NUL byte cannot be passed to a program")
+        value = text if param.type == "str" else read_scalar(text.strip())
+        return param.check(Written(value=text if value is None else value, text=text))
+    except Wrong as error:
+        expected = _TYPE_WORDS[param.type] if error.expected is None else error.expected
+        notes.outside(place, str(error), expected=expected, suggestion=error.suggestion)
+        return None
+
+
+def _check_names(section: Node, notes: Notes) -> None:
+    """Names that differ in case only would be one environment variable."""
+    seen: dict[str, str] = {}
+    for key, _ in section.entries if isinstance(section, MapNode) else ():
+        other = seen.setdefault(key.text.upper(), key.text)
+        if other != key.text:
+            message = f"the parameters {other!r} and {key.text!r} would both be CAVVY_PARAM_{key.text.upper()}"
+            notes.add(key.mark, message, suggestion="rename one")
+
+
+def _to_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _type_hint(wanted: str, given: Written) -> str:
+    if wanted == "bool" and given.text.lower() in ("yes", "on", "1", "no", "off", "0", "true", "false"):
+        return f"write {'true' if given.text.lower() in ('yes', 'on', '1', 'true') else 'false'}"
+    if wanted == "int" and isinstance(given.value, float):
+        return "declare it with `type: float` to allow fractions"
+    return ""
+
+
+def _fill(node: ScalarNode, values: Mapping[str, Written | None], notes: Notes) -> ScalarNode:
+    bad = False
+    parts: list[str] = []
+    end = 0
+    found = list(_EXPRESSION.finditer(node.text))
+    whole = len(found) == 1 and found[0][0] == node.text.strip()
+    for match in found:
+        parts.append(node.text[end : match.start()])
+        end = match.end()
+        if match[1] is None:
+            parts.append("${{")
+            continue
+        written = _look_up(match[1].strip(), values)
+        if isinstance(written, Wrong):
+            bad = True
+            _note(node, match, written, notes)
+            written = None
+        if whole:
+            return replace(node, text="", value=None, plain=True) if written is None else _put(node, written)
+        parts.append(written.text if written else "")
+    parts.append(node.text[end:])
+    if not bad and "${{" in _EXPRESSION.sub(" ", node.text):
+        suggestion = "write `${{ params.NAME }}`, or `$${{` for the characters themselves"
+        notes.add(node.mark, "`${{` is never closed", suggestion=suggestion)
+    text = "".join(parts)
+    return replace(node, text=text, value=text, plain=False)
+
+
+def _put(node: ScalarNode, written: Written) -> ScalarNode:
+    return replace(node, text=written.text, value=written.value, plain=not isinstance(written.value, str))
+
+
+def _look_up(expression: str, values: Mapping[str, Written | None]) -> Written | Wrong | None:
+    scope, _, name = expression.partition(".")
+    if scope == "params" and name in values:
+        return values[name]
+    known = ", ".join(sorted(values)) or "none"
+    if scope == "params":
+        close = nearest(name, values)
+        hint = f"did you mean `params.{close}`?" if close else f"declare it under `params:` (there: {known})"
+        return Wrong(f"there is no parameter {shown(name)}", suggestion=hint)
+    if scope in ("secrets", "env"):
+        hint = f"list it under `{scope}:` and use it as ${name or 'NAME'} in `run`"
+        return Wrong(f"`{scope}` cannot be put into the file's text", suggestion=hint)
+    close = nearest(expression, values)
+    hint = f"did you mean `${{{{ params.{close} }}}}`?" if close else "write `$${{` for the characters themselves"
+    return Wrong(f"only parameters can stand in `${{{{ }}}}`, not {shown(expression)}", suggestion=hint)
+
+
+def _note(node: ScalarNode, match: "re.Match[str]", wrong: Wrong, notes: Notes) -> None:
+    """Point at the expression itself where the source shows it, as in the middle of a long `run`."""
+    mark = node.mark
+    number = node.text.count("${{", 0, match.start())
+    at = mark.index - 1
+    for _ in range(number + 1):
+        at = notes.text.find("${{", at + 1)
+        if at < 0:
+            break
+    else:
+        before = notes.text[:at]
+        line_start = max(before.rfind("\n"), before.rfind("\r")) + 1
+        line = mark.line + notes.text.count("\n", mark.index, at)
+        width = len(match[0]) if "\n" not in match[0] else 1
+        mark = Mark(line=line, column=at - line_start + 1, index=at, width=width)
+    notes.add(mark, str(wrong), expected=wrong.expected or "", suggestion=wrong.suggestion)
+
+
+# What the file may say under `params`.
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(_NAME, name) or len(name) > 60:
+        raise Wrong(
+            f"{shown(name)} cannot be a parameter's name",
+            expected="letters, digits and _, not beginning with a digit, at most 60",
+        )
+
+
+def _read_scalar_param(node: ScalarNode) -> Written:
+    if node.value is None:
+        raise Wrong("a parameter needs a default", suggestion="write `{type: float}` for one that must be given")
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        raise Wrong(f"{node.text} is beyond what a number can be")
+    if "${{" in node.text:
+        raise Wrong("a parameter cannot be made of others")
+    return Written(value=node.value, text=read_text(node))
+
+
+def _read_type(node: ScalarNode) -> str:
+    if node.text not in TYPES:
+        meant = _SLIPS.get(node.text.lower()) or nearest(node.text, TYPES)
+        raise Wrong(f"{describe(node)} is no type", suggestion=f"did you mean `{meant}`?" if meant else "")
+    return node.text
+
+
+def _read_bound(node: ScalarNode) -> float:
+    if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        value = _to_float(node.value)
+        if math.isfinite(value):
+            return value
+    raise Wrong(f"{describe(node)} is not a number within reach")
+
+
+_SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
+_WRITTEN = Value(words="a text, a number, true or false", parse=_read_scalar_param, schema=_SCALAR_SCHEMA)
+_BOUND = Value(words="a number", parse=_read_bound, schema={"type": "number"})
+TYPE = Field(
+    name="type",
+    kind=Value(words=listed(TYPES), parse=_read_type, schema={"enum": list(TYPES)}),
+    help="What values it takes.",
+    example="type: float",
+    default="the default's own type",
+)
+DEFAULT = Field(
+    name="default",
+    kind=_WRITTEN,
+    help="Its value where `--param` does not give one. Without it the parameter must be given.",
+    example="default: 0.1",
+)
+LEAST = Field(name="min", kind=_BOUND, help="The least value of a number.", example="min: 0")
+MOST = Field(name="max", kind=_BOUND, help="The greatest value of a number.", example="max: 1")
+CHOICES = Field(
+    name="choices", kind=ListOf(item=_WRITTEN), help="The only values it takes.", example="choices: [adam, sgd]"
+)
+HELP = Field(
+    name="help",
+    kind=Value(words="a text", parse=read_text, schema={"type": "string"}),
+    help="What it means, for people.",
+    example="help: learning rate",
+)
+
+
+def _build(table: Table) -> Param:
+    default = table.get(DEFAULT)
+    type_name = table.get(TYPE) or (type(default.value).__name__ if default else None)
+    if type_name is None:
+        if not table.has(TYPE):
+            table.notes.add(table.node.mark, "a parameter needs a type or a default", suggestion="write `type: float`")
+        type_name = "str"
+    table.get(HELP)
+    param = Param(mark=table.node.mark, type=type_name, low=table.get(LEAST), high=table.get(MOST))
+    _check_bounds(table, param)
+    choices = []
+    for each in table.get(CHOICES, ()):
+        choices.append(_fit(table, param, each, CHOICES))
+    param = replace(param, choices=tuple(choices))
+    return replace(param, default=_fit(table, param, default, DEFAULT)) if default else param
+
+
+def _check_bounds(table: Table, param: Param) -> None:
+    if param.low is not None and param.high is not None and param.low > param.high:
+        table.wrong(LEAST, f"min {param.low:g} is above max {param.high:g}", suggestion="swap them")
+    if param.type in ("str", "bool") and (param.low is not None or param.high is not None):
+        at = LEAST if param.low is not None else MOST
+        table.wrong(at, f"a parameter of type {param.type} has no min and max", suggestion="use `choices`")
+
+
+def _fit(table: Table, param: Param, given: Written, at: Field[object]) -> Written:
+    try:
+        return param.check(given)
+    except Wrong as error:
+        expected = _TYPE_WORDS[param.type] if error.expected is None else error.expected
+        table.wrong(at, f"{at.name}: {error}", expected=expected, suggestion=error.suggestion)
+        return given
+
+
+def _from_scalar(node: ScalarNode) -> Param:
+    written = _read_scalar_param(node)
+    return Param(mark=node.mark, type=type(written.value).__name__, default=written)
+
+
+PARAM = Section(
+    path="params.NAME",
+    help="One parameter: its default alone, or a table. Its type is the default's where none is given.",
+    fields=(TYPE, DEFAULT, LEAST, MOST, CHOICES, HELP),
+    build=_build,
+    hints={"value": "write `default`", "minimum": "write `min`", "maximum": "write `max`", "enum": "write `choices`"},
+)
+PARAMS = MapOf(
+    check_key=_check_name,
+    value=Either(kinds=(Value(words="a default", parse=_from_scalar, schema=_SCALAR_SCHEMA), PARAM)),
+    words="names with defaults",
+    key_schema={"pattern": f"^{_NAME}$"},
+)

@@ -1,0 +1,145 @@
+"""Which files of a folder belong to a frozen copy: by git's own answer where there is one, else by the same rules."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+    from pathspec.pattern import RegexPattern
+
+OWN_FILE = ".cavvyignore"
+# Never part of a copy: what git keeps for itself, and what is made anew wherever it is needed.
+SKIPPED = frozenset({".git", ".venv", "__pycache__"})
+_GIT_TIMEOUT_S = 120
+
+
+def list_files(folder: Path) -> list[str]:
+    """Paths of files and links that are not ignored, relative to `folder`, sorted. Raises OSError."""
+    listed = _ask_git(folder)
+    if listed is None:
+        return sorted(_walk(folder, "", (), git_rules=True))
+    own = _Own(folder)
+    return sorted(path for path in listed if not own.ignores(path))
+
+
+def _ask_git(folder: Path) -> list[str] | None:
+    """What git tracks or would track here; None where this is no repository or there is no git."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment())
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    if not done.stdout and _is_ignored(folder):
+        return None  # a folder that a repository around it ignores: its own rules count
+    paths: list[str] = []
+    for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""}):
+        full = folder / name
+        if name.endswith("/") or (full.is_dir() and not full.is_symlink()):
+            # A repository within: git names it and not its files.
+            inner = name.rstrip("/")
+            paths += (f"{inner}/{path}" for path in list_files(folder / inner))
+        elif os.path.lexists(full):  # git still lists what was deleted and not committed
+            paths.append(name)
+    return [path for path in set(paths) if not SKIPPED.intersection(path.split("/")[:-1])]
+
+
+def _is_ignored(folder: Path) -> bool:
+    command = ["git", "-C", str(folder), "check-ignore", "--quiet", "."]
+    done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment())
+    return done.returncode == 0
+
+
+def git_environment() -> dict[str, str]:
+    """The environment for asking git about a folder: nothing that points to another one, and no lock taken."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]  # the folder that a file of patterns stands in, outermost first
+
+
+def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
+    rules = (*rules, *_rules_of(folder, inside, git_rules=git_rules))
+    with os.scandir(folder / inside) as entries:
+        for entry in entries:
+            path = f"{inside}{entry.name}"
+            is_folder = entry.is_dir(follow_symlinks=False)
+            skipped = entry.name in SKIPPED if is_folder else entry.name == ".git"  # a submodule's is a file
+            if skipped or _matches(rules, path, is_folder):
+                continue
+            if is_folder:
+                yield from _walk(folder, f"{path}/", rules, git_rules=git_rules)
+            else:
+                yield path
+
+
+def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
+    from pathspec import GitIgnoreSpec
+
+    names = (".gitignore", OWN_FILE) if git_rules else (OWN_FILE,)
+    found: list[tuple[str, GitIgnoreSpec]] = []
+    for name in names:
+        try:
+            lines = (folder / inside / name).read_text(errors="surrogateescape").splitlines()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            continue
+        # To git `a/**/` is every folder within `a`; the library takes it for `a` itself.
+        lines = [f"{line}*/" if line.endswith("/**/") else line for line in lines]
+        found.append((inside, GitIgnoreSpec.from_lines(lines)))
+    return tuple(found)
+
+
+def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
+    """As git: the innermost file that says anything about a path decides; within one, the last line."""
+    for base, spec in reversed(rules):
+        name = path[len(base) :] + ("/" if is_folder else "")
+        for pattern in reversed(spec.patterns):
+            if pattern.include is not None and _names(pattern, name):
+                return pattern.include
+    return False
+
+
+def _names(pattern: "RegexPattern", name: str) -> bool:
+    """Whether a pattern names this very file or folder (with its last slash), not only a folder around it.
+
+    The walk asks for each folder before what is in it, as git does; the library's own match is for whole paths.
+    """
+    for match in pattern.regex.finditer(name) if pattern.regex else ():
+        if "ps_d" not in match.groupdict():  # such as `a/**`, which is all that is in a folder, not the folder
+            return not (name.endswith("/") and match.end() == len(name))
+        if match.start("ps_d") in (-1, len(name) - 1):
+            return True
+    return False
+
+
+class _Own:
+    """The `.cavvyignore` files of a folder whose other rules git has applied."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rules: dict[str, Rules] = {}
+        self._folders: dict[str, bool] = {"": False}
+
+    def ignores(self, path: str) -> bool:
+        parent, _, _ = path.rpartition("/")
+        parent = f"{parent}/" if parent else ""
+        return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
+
+    def _ignores_folder(self, inside: str) -> bool:
+        """Whether a folder (with its last slash) or one around it is ignored; nothing in it can come back then."""
+        if inside not in self._folders:
+            parent = inside[: inside.rstrip("/").rfind("/") + 1]
+            ignored = self._ignores_folder(parent) or _matches(self._rules_for(parent), inside.rstrip("/"), True)
+            self._folders[inside] = ignored
+        return self._folders[inside]
+
+    def _rules_for(self, inside: str) -> Rules:
+        if inside not in self._rules:
+            outer = self._rules_for(inside[: inside.rstrip("/").rfind("/") + 1]) if inside else ()
+            self._rules[inside] = (*outer, *_rules_of(self._folder, inside, git_rules=False))
+        return self._rules[inside]

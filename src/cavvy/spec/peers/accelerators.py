@@ -1,0 +1,53 @@
+"""Accelerators by the names of other tools, as needs in our own catalog's names."""
+
+import re
+from dataclasses import dataclass
+
+from cavvy.domain.tasks import AcceleratorNeed
+
+# Names that the catalog does not have as they are -> its name. SkyPilot says MI300 for the card MI300X.
+_ALIASES = {"mi300": "MI300X"}
+# A product of several sizes whose bare name means one of them in SkyPilot's catalog -> GiB.
+BARE_SIZES = {"A100": 40, "V100": 16}
+# GCP's and GKE's names of TPUs, which dstack writes without `tpu-`: the number at the end counts chips, or cores, of
+# which a chip has two.
+_TPU = re.compile(r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?")
+_CORES = ("v2", "v3", "v4", "v5p")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Needs for one name; `problem` says why it cannot be had as it is written, or is ""."""
+
+    needs: tuple[AcceleratorNeed, ...]
+    problem: str = ""
+
+
+def find_needs(name: str, count: str, memory: str = "") -> Found:
+    """What `count` devices called `name` are here. `count` and `memory` are as `catalog.needs` reads them."""
+    from cavvy.catalog.needs import NeedError, parse_accelerator
+
+    known, chips, problem = _find_name(name)
+    if chips is not None:
+        count = str(chips)
+    text = ":".join(part for part in (known, memory, count) if part)
+    try:
+        if "|" in name:
+            raise NeedError(f"no accelerator is called {name!r}")
+        return Found(needs=parse_accelerator(text), problem=problem)
+    except NeedError as error:
+        least = re.match(r"\d{1,6}", count)
+        need = AcceleratorNeed(name=name or None, count_min=max(1, int(least[0])) if least else 1)
+        return Found(needs=(need,), problem=str(error))
+
+
+def _find_name(name: str) -> tuple[str, int | None, str]:
+    match = _TPU.fullmatch(name.lower())
+    if match is None or not (match[3] or name.lower().startswith("tpu")):
+        return _ALIASES.get(name.lower(), name), None, ""
+    version = match[1] + ("e" if match[1] == "v5" and match[2] and "lite" in match[2] else "")
+    if match[3] is None:
+        return f"TPU-{version}", None, ""
+    chips = int(match[3][:6]) // (2 if version in _CORES else 1) or 1
+    problem = f"a TPU slice of {chips} chips is more than one node, which is not offered yet" if chips > 8 else ""
+    return f"TPU-{version}", chips, problem

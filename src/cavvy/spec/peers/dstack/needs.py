@@ -1,0 +1,216 @@
+"""dstack's rules for `resources`: ranges, CPUs, accelerators, sizes, and how each is read."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cavvy.spec.peers.dstack.scalars import SIZE, TEXT, choice, is_text, read_size_mib, text
+from cavvy.spec.peers.reading import child, text_at
+from cavvy.spec.peers.shapes import Items, Keys, OneOf, Scalar, Shape, optional
+from cavvy.spec.problems import Notes, shown
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+
+VENDORS = {
+    "nvidia": "nvidia",
+    "amd": "amd",
+    "google": "google",
+    "tpu": "google",
+    "intel": "intel",
+    "tenstorrent": "tenstorrent",
+    "tt": "tenstorrent",
+}
+_ARCHITECTURES = ("x86", "arm")
+Range = tuple[float | None, float | None]
+Unit = Callable[[str], float | None]
+
+
+def to_int(text: str) -> float | None:
+    """A whole number as pydantic reads one out of a text."""
+    return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
+
+
+def read_range(value: str, unit: Unit) -> Range | None:
+    """Bounds of 8, 2..8, 16GB.. or ..80GB; a single one is both. None where it is no range, or upside down."""
+    if ".." not in value:
+        single = unit(value)
+        return None if single is None else (single, single)
+    ends = value.replace(" ", "").split("..")
+    if len(ends) != 2 or not any(ends):
+        return None
+    low, high = (unit(end) if end else None for end in ends)
+    if (ends[0] and low is None) or (ends[1] and high is None):
+        return None
+    return None if low is not None and high is not None and low > high else (low, high)
+
+
+def range_of(node: Node | None, unit: Unit) -> Range | None:
+    """Bounds of a range in either of its forms; None where there is none."""
+    if isinstance(node, ScalarNode):
+        return read_range(str(node.value), unit)
+    if node is None:
+        return None
+    low, high = text_at(node, "min"), text_at(node, "max")
+    return (unit(low) if low else None), (unit(high) if high else None)
+
+
+def range_shape(words: str, unit: Unit, item: Shape) -> OneOf:
+    """A range as a text, a number, or a table of `min` and `max`."""
+
+    def test(node: ScalarNode) -> str:
+        fits = is_text(node) and read_range(str(node.value), unit) is not None
+        return "" if fits else f"cannot use {shown(node.text)}"
+
+    def check(table: MapNode, notes: Notes) -> None:
+        low, high = range_of(table, unit) or (None, None)
+        if low is None and high is None:
+            notes.add(table.mark, "a range without bounds", expected="`min`, `max` or both")
+        elif low is not None and high is not None and low > high:
+            notes.add(table.mark, "this range is upside down", suggestion="swap `min` and `max`")
+
+    ends = {"min": optional(item), "max": optional(item)}
+    return OneOf(shapes=(Scalar(words=words, test=test), Keys(fields=ends, rule=check)))
+
+
+WHOLE_RANGE = range_shape("a number or a range such as 2..8", to_int, text("a number", pattern=r"^[-+]?\d+$"))
+SIZE_RANGE = range_shape("a size or a range such as 16GB..80GB", read_size_mib, SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """What one wish for accelerators says, still as texts; "" where it says nothing."""
+
+    vendor: str = ""
+    names: tuple[str, ...] = ()
+    memory: str = ""
+    count: str = ""
+
+
+def split_gpu(value: str) -> Gpu | None:
+    """The parts of `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None where they do not fit together."""
+    found: dict[str, str] = {}
+    for token in value.replace(" ", "").split(":"):
+        if token.lower() in VENDORS:
+            key, token = "vendor", VENDORS[token.lower()]
+        elif token[:1].isalpha():
+            key = "names"
+        else:
+            key = "memory" if any(char.isalpha() for char in token) else "count"
+        if not token or key in found:
+            return None
+        found[key] = token
+    names = tuple(found.get("names", "").split(",")) if "names" in found else ()
+    count, memory = found.get("count", ""), found.get("memory", "")
+    wrong = (count and read_range(count, to_int) is None) or (memory and read_range(memory, read_size_mib) is None)
+    if not all(names) or wrong:
+        return None
+    return Gpu(vendor=found.get("vendor", ""), names=names, memory=memory, count=count)
+
+
+def split_cpu(value: str) -> tuple[str, str] | None:
+    """Architecture and count of `8`, `arm:8..16`, `x86`; None where they do not fit together."""
+    found: dict[str, str] = {}
+    for token in value.replace(" ", "").split(":"):
+        key = "count" if ".." in token or token.isdigit() else "arch"
+        token = token.lower() if key == "arch" else token
+        if not token or key in found or (key == "arch" and token not in _ARCHITECTURES):
+            return None
+        found[key] = token
+    count = found.get("count", "")
+    return None if count and read_range(count, to_int) is None else (found.get("arch", ""), count)
+
+
+def _check_gpu(node: ScalarNode) -> str:
+    fits = is_text(node) and not isinstance(node.value, float) and split_gpu(str(node.value)) is not None
+    return "" if fits else f"cannot use {shown(node.text)}"
+
+
+def _check_cpu(node: ScalarNode) -> str:
+    fits = is_text(node) and not isinstance(node.value, float) and split_cpu(str(node.value)) is not None
+    return "" if fits else f"cannot use {shown(node.text)}"
+
+
+def _check_capability(node: ScalarNode) -> str:
+    fits = re.fullmatch(r"\s*\d+\.\d+\s*", str(node.value)) is not None and not isinstance(node.value, bool)
+    return "" if fits else f"cannot use {shown(node.text)}"
+
+
+_VENDOR = text(
+    "a vendor", check=lambda value: "" if value.lower() in VENDORS else f"no vendor is called {shown(value)}"
+)
+_ARCH = text(
+    "x86 or arm", check=lambda value: "" if value.lower() in _ARCHITECTURES else f"there is no {shown(value)} here"
+)
+_CAPABILITY = OneOf(
+    shapes=(
+        Scalar(words="a capability such as 8.0", test=_check_capability),
+        Items(item=text("a number", pattern=r"^\d+$"), least=2, most=2),
+    )
+)
+GPU = OneOf(
+    shapes=(
+        Scalar(words="accelerators such as H100:8, A100:40GB..80GB:1..4 or nvidia:24GB", test=_check_gpu),
+        Keys(
+            fields={
+                "vendor": optional(_VENDOR),
+                "name": optional(OneOf(shapes=(TEXT, Items(item=TEXT)))),
+                "count": WHOLE_RANGE,
+                "memory": optional(SIZE_RANGE),
+                "total_memory": optional(SIZE_RANGE),
+                "compute_capability": optional(_CAPABILITY),
+            }
+        ),
+    )
+)
+CPU = OneOf(
+    shapes=(
+        Scalar(words="CPUs such as 8, 8.. or arm:8", test=_check_cpu),
+        Keys(fields={"arch": optional(_ARCH), "count": WHOLE_RANGE}),
+        *WHOLE_RANGE.shapes[1:],
+    )
+)
+DISK = OneOf(shapes=(*SIZE_RANGE.shapes[:1], Keys(fields={"size": SIZE_RANGE}, required=("size",))))
+NEEDS = Keys(
+    fields={
+        "cpu": CPU,
+        "memory": SIZE_RANGE,
+        "shm_size": optional(SIZE),
+        "gpu": optional(GPU),
+        "disk": optional(DISK),
+    },
+    hints={
+        **dict.fromkeys(
+            ("backends", "commands", "env", "instance_types", "max_price", "ports", "regions", "spot_policy"),
+            "it belongs to the top of the file; is it indented too far?",
+        ),
+        "gpus": "write `gpu`",
+        "cpus": "write `cpu`",
+        "accelerators": "write `gpu`",
+        "disk_size": "write `disk`",
+    },
+)
+
+
+def read_gpu(node: Node | None) -> Gpu | None:
+    """A checked wish in either of its forms; None where there is none."""
+    if isinstance(node, ScalarNode):
+        return split_gpu(str(node.value))
+    if not isinstance(node, MapNode):
+        return None
+    name = child(node, "name")
+    many = name.items if isinstance(name, ListNode) else (name,) if name is not None else ()
+    return Gpu(
+        vendor=VENDORS.get((text_at(node, "vendor") or "").lower(), ""),
+        names=tuple(str(each.value).removeprefix("tpu-") for each in many if isinstance(each, ScalarNode)),
+        memory=_as_range(child(node, "memory")),
+        count=_as_range(child(node, "count")),
+    )
+
+
+def _as_range(node: Node | None) -> str:
+    if isinstance(node, ScalarNode):
+        return str(node.value)
+    return "" if node is None else f"{text_at(node, 'min') or ''}..{text_at(node, 'max') or ''}"
+
+
+CAPABILITY_KEYS = ("total_memory", "compute_capability")
+SPOT = choice(("spot", "on-demand", "auto"))

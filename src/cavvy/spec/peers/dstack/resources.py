@@ -1,0 +1,126 @@
+"""dstack's `resources` and placement as ours, with the least that dstack takes where a file is silent."""
+
+from dataclasses import replace
+
+from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
+from cavvy.domain.units import HourlyRate
+from cavvy.spec.peers.accelerators import find_needs
+from cavvy.spec.peers.dstack.needs import (
+    CAPABILITY_KEYS,
+    Gpu,
+    Range,
+    range_of,
+    read_gpu,
+    read_range,
+    split_cpu,
+    to_int,
+)
+from cavvy.spec.peers.dstack.scalars import read_size_mib
+from cavvy.spec.peers.kept import Keeper
+from cavvy.spec.peers.reading import child, items, mark_of, text_at
+from cavvy.spec.tree import MapNode, Node, ScalarNode
+
+# What dstack asks for where the file does not say.
+CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024.0, None), "1.."
+_SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
+
+
+def read_resources(table: Node, keeper: Keeper) -> Resources:
+    """Translate what a checked run asks of its place."""
+    needs = child(table, "resources")
+    cpus = _read_cpus(needs, keeper)
+    memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
+    types = [each.text for each in items(child(table, "instance_types")) if isinstance(each, ScalarNode)]
+    if child(needs, "shm_size") is not None:
+        reason = "the whole of a node's shared memory is the job's"
+        keeper.note(mark_of(needs, "shm_size"), "resources.shm_size", reason)
+    price = text_at(table, "max_price")
+    backends = [each.text for each in items(child(table, "backends")) if isinstance(each, ScalarNode)]
+    wish = Resources(
+        accelerators=_read_accelerators(child(needs, "gpu"), keeper),
+        cpus_min=cpus[0],
+        cpus_max=cpus[1],
+        memory_min_mib=memory[0],
+        memory_max_mib=memory[1],
+        disk_gib=_read_disk(needs, keeper),
+        spot=_SPOT.get(text_at(table, "spot_policy") or "", SpotPolicy.NEVER),
+        providers=tuple(dict.fromkeys(backends)),
+        regions=tuple(each.text for each in items(child(table, "regions")) if isinstance(each, ScalarNode)),
+        max_rate=HourlyRate(round(float(price) * 1_000_000)) if price else None,
+    )
+    named = tuple(replace(wish, instance=each) for each in dict.fromkeys(types)) or (wish,)
+    return named[0] if len(named) == 1 else replace(named[0], any_of=named)
+
+
+def _as_mib(bounds: Range) -> tuple[int | None, int | None]:
+    low, high = bounds
+    return (round(low) if low is not None else None), (round(high) if high is not None else None)
+
+
+def _read_cpus(needs: Node | None, keeper: Keeper) -> Range:
+    node = child(needs, "cpu")
+    if node is None:
+        return CPUS
+    if isinstance(node, ScalarNode):
+        arch, count = split_cpu(str(node.value)) or ("", "")
+        bounds = read_range(count, to_int) if count else CPUS
+    else:
+        arch = (text_at(node, "arch") or "").lower()
+        table = child(node, "count")
+        plain = isinstance(node, MapNode) and any(key.text in ("min", "max") for key, _ in node.entries)
+        bounds = range_of(node if plain else table, to_int) or CPUS
+    if arch == "arm":
+        keeper.refuse(mark_of(needs, "cpu"), "resources.cpu", "an architecture cannot be asked for yet")
+    return bounds or CPUS
+
+
+def _read_disk(needs: Node | None, keeper: Keeper) -> int | None:
+    node = child(needs, "disk")
+    if node is None and isinstance(needs, MapNode) and needs.get("disk") is not None:
+        return None  # written out as nothing: any size will do
+    size = child(node, "size") if isinstance(node, MapNode) else node
+    low, high = range_of(size, read_size_mib) or DISK_MIB
+    if high is not None and high != low:
+        keeper.note(mark_of(needs, "disk"), "resources.disk", "the upper end is not looked at; the least size is")
+    return None if low is None else -(-round(low) // 1024)
+
+
+def _read_accelerators(node: Node | None, keeper: Keeper) -> tuple[AcceleratorNeed, ...]:
+    gpu = read_gpu(node)
+    if gpu is None or node is None:
+        return ()
+    for key in CAPABILITY_KEYS:
+        if child(node, key) is not None:
+            where = mark_of(node, key)
+            keeper.refuse(where, f"resources.gpu.{key}", "this cannot be asked for; name the accelerators that have it")
+    count = _as_count(gpu.count)
+    if count is None:
+        return ()
+    if not (read_range(gpu.count or COUNT, to_int) or (1, None))[0]:
+        keeper.note(node.mark, "resources.gpu", "a node without any would do too there; here it has one at least")
+    found = [find_needs(name, count, _as_memory(gpu)) for name in gpu.names or (gpu.vendor or "",)]
+    problems = [each.problem for each in found if each.problem]
+    for problem in problems:
+        if len(problems) < len(found):
+            keeper.note(node.mark, "resources.gpu", f"{problem}. Only the other names are looked for")
+        else:
+            keeper.refuse(node.mark, "resources.gpu", problem)
+    return tuple(need for each in found for need in each.needs)
+
+
+def _as_count(text: str) -> str | None:
+    """Our form of a count; None where none is needed. dstack takes one or more where the file does not say."""
+    low, high = read_range(text or COUNT, to_int) or (1.0, None)
+    if high == 0:
+        return None
+    least = max(1, int(low or 0))
+    return f"{least}.." if high is None else str(least) if least == high else f"{least}..{int(high)}"
+
+
+def _as_memory(gpu: Gpu) -> str:
+    """Our form of a size: exact where dstack's is, whatever stands before it."""
+    if not gpu.memory:
+        return ""
+    low, high = read_range(gpu.memory, read_size_mib) or (None, None)
+    ends = [f"{round(end)}MB" if end is not None else "" for end in (low, high)]
+    return "..".join(ends)

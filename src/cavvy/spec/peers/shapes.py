@@ -1,0 +1,204 @@
+"""What a value of another tool's file may be; each shape checks one node of the tree and notes what is wrong with it.
+
+Our own files are read by `spec.fields`, which also explains and documents. Of another tool's file only the rules are
+wanted, also for keys that nothing here honours yet, so a shape is a rule and nothing else.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cavvy.spec.problems import Notes, listed, nearest, shown
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
+
+# What is wrong with a value, or "" where nothing is.
+Test = Callable[[ScalarNode], str]
+Rule = Callable[[MapNode, Notes], None]
+
+
+class Shape(Protocol):
+    """One rule for one node."""
+
+    @property
+    def words(self) -> str:
+        """What is expected, for people."""
+
+    def fits(self, node: Node) -> bool:
+        """Whether the node has the form (one value, list, table) that this shape checks."""
+
+    def check(self, node: Node, path: str, notes: Notes) -> None:
+        """Note everything that is wrong with the node, which stands at the dotted `path`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """One value that `test` lets pass."""
+
+    words: str
+    test: Test
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(node, ScalarNode)
+
+    def check(self, node: Node, path: str, notes: Notes) -> None:
+        if not isinstance(node, ScalarNode):
+            notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words)
+        elif problem := self.test(node):
+            notes.add(node.mark, f"{_name(path)}: {problem}", expected=self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anything:
+    """Whatever it is; the other tool does not look either."""
+
+    words: str = "anything"
+
+    def fits(self, node: Node) -> bool:
+        return True
+
+    def check(self, node: Node, path: str, notes: Notes) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """A list of one shape."""
+
+    item: Shape
+    least: int = 0
+    most: int | None = None
+    unique: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"a list, each {self.item.words}"
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(node, ListNode)
+
+    def check(self, node: Node, path: str, notes: Notes) -> None:
+        if not isinstance(node, ListNode):
+            hint = "write `- ` before it" if self.item.fits(node) else ""
+            notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words, suggestion=hint)
+            return
+        if len(node.items) < self.least or (self.most is not None and len(node.items) > self.most):
+            bound = f"at most {self.most}" if len(node.items) > self.least else f"at least {self.least}"
+            notes.add(node.mark, f"{_name(path)} has {len(node.items)} entries", expected=bound)
+        seen: set[object] = set()
+        for number, item in enumerate(node.items):
+            self.item.check(item, f"{path}[{number}]", notes)
+            if self.unique and isinstance(item, ScalarNode):
+                if item.value in seen:
+                    notes.add(item.mark, f"{_name(path)}: {describe(item)} is there twice", suggestion="delete one")
+                seen.add(item.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """A table. Keys that `fields` does not name have the shape `other`, or are unknown where that is None."""
+
+    fields: Mapping[str, Shape] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    other: Shape | None = None
+    key: str = ""  # what other keys must look like, as a regular expression
+    least: int = 0
+    most: int | None = None
+    nulls: bool = False  # a key without a value is as if it were not there
+    hints: Mapping[str, str] = field(default_factory=dict)
+    rule: Rule | None = None  # asked where all else is right
+
+    @property
+    def words(self) -> str:
+        if not self.fields:
+            return "a table of keys and values"
+        return f"a table with {listed(list(self.fields)[:8], 'and')}"
+
+    def fits(self, node: Node) -> bool:
+        return isinstance(node, MapNode)
+
+    def check(self, node: Node, path: str, notes: Notes) -> None:
+        if not isinstance(node, MapNode):
+            notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words)
+            return
+        before = len(notes)
+        for key, value in node.entries:
+            inner = f"{path}.{key.text}" if path else key.text
+            if self.nulls and is_null(value) and (key.text in self.fields or self.other is not None):
+                continue
+            shape = self.fields.get(key.text)
+            if shape is not None:
+                shape.check(value, inner, notes)
+            elif self.other is None or (self.key and not re.fullmatch(self.key, key.text)):
+                self._unknown(key, path, notes)
+            else:
+                self.other.check(value, inner, notes)
+        for name in self.required:
+            found = node.get(name)
+            if found is None or (self.nulls and is_null(found)):
+                notes.add(node.mark, f"`{path}.{name}` is missing" if path else f"`{name}` is missing")
+        if len(node.entries) < self.least or (self.most is not None and len(node.entries) > self.most):
+            bound = f"at least {self.least}" if len(node.entries) < self.least else f"at most {self.most}"
+            notes.add(node.mark, f"{_name(path)} has {len(node.entries)} keys", expected=bound)
+        if self.rule is not None and len(notes) == before:
+            self.rule(node, notes)
+
+    def _unknown(self, key: ScalarNode, path: str, notes: Notes) -> None:
+        where = f" in `{path}`" if path else ""
+        if self.key and self.other is not None:
+            notes.add(key.mark, f"{shown(key.text)} cannot be a key{where}", expected=f"such as {self.key}")
+            return
+        close = nearest(key.text, self.fields)
+        hint = self.hints.get(key.text, "") or (f"did you mean `{close}`?" if close else "")
+        expected = "" if hint else f"one of {', '.join(sorted(self.fields))}"
+        notes.add(key.mark, f"unknown key {shown(key.text)}{where}", expected=expected, suggestion=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneOf:
+    """Any of several shapes."""
+
+    shapes: tuple[Shape, ...]
+
+    @property
+    def words(self) -> str:
+        return "; or ".join(dict.fromkeys(shape.words for shape in self.shapes))
+
+    def fits(self, node: Node) -> bool:
+        return any(shape.fits(node) for shape in self.shapes)
+
+    def check(self, node: Node, path: str, notes: Notes) -> None:
+        possible = [shape for shape in self.shapes if shape.fits(node)]
+        if not possible:
+            notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words)
+            return
+        best: Notes | None = None
+        if len(possible) > 1 and not is_null(node):
+            possible = [shape for shape in possible if shape is not NULL]
+        for shape in possible:
+            tried = notes.scratch()
+            shape.check(node, path, tried)
+            if not len(tried):
+                return
+            best = tried if best is None or len(tried) < len(best) else best
+        if isinstance(node, ScalarNode) and len(possible) > 1:
+            expected = "; or ".join(dict.fromkeys(shape.words for shape in possible))
+            notes.add(node.mark, f"{_name(path)}: cannot use {describe(node)}", expected=expected)
+        elif best is not None:
+            notes.adopt(best)
+
+
+def is_null(node: Node) -> bool:
+    return isinstance(node, ScalarNode) and node.value is None
+
+
+NULL = Scalar(words="nothing", test=lambda node: "" if node.value is None else f"{describe(node)} where nothing goes")
+
+
+def optional(shape: Shape) -> OneOf:
+    """The shape, or nothing after the colon."""
+    return OneOf(shapes=(*(shape.shapes if isinstance(shape, OneOf) else (shape,)), NULL))
+
+
+def _name(path: str) -> str:
+    return f"`{path}`" if path else "the file"

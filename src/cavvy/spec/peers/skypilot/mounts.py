@@ -1,0 +1,165 @@
+"""SkyPilot's `file_mounts` and `volumes` as inputs, outputs and volumes."""
+
+import posixpath
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+
+from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
+from cavvy.spec.fields.kinds import Wrong
+from cavvy.spec.fields.urls import read_source
+from cavvy.spec.fields.volumes import check_path
+from cavvy.spec.peers.kept import Keeper
+from cavvy.spec.peers.reading import as_text, child, entries, flag_at, items, mark_of, text_at
+from cavvy.spec.problems import Mark
+from cavvy.spec.tree import ListNode, Node, ScalarNode
+
+_URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
+_SENT_EVERY = timedelta(seconds=30)
+_NOT_MOUNTED = (
+    "IT IS NOT MOUNTED but copied in before the work, and what the work changes there is sent back every 30 s and at "
+    "its end, however that comes; what others write meanwhile is not seen, and nothing is deleted in the bucket"
+)
+_STORES = {"s3": "s3", "gcs": "gs"}  # whose buckets are named by a URL of ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mounts:
+    """What a file has put beside the working folder."""
+
+    inputs: tuple[Transfer, ...] = ()
+    outputs: tuple[Transfer, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    workdir: Workdir | None = None
+
+
+def read_mounts(table: Node, workdir: Workdir | None, keeper: Keeper) -> Mounts:
+    """Translate what can be; the rest is kept and refused. Local files travel with the working folder."""
+    local: list[tuple[str, str, Mark]] = []
+    inputs: list[Transfer] = []
+    outputs: list[Transfer] = []
+    for key, value in entries(child(table, "file_mounts")):
+        where = f"file_mounts.{key.text}"
+        target = _read_target(key.text, where, key.mark, keeper)
+        if isinstance(value, ScalarNode) and not _URL.match(as_text(value)):
+            if target is not None:
+                local.append((as_text(value), target, key.mark))
+            continue
+        if isinstance(value, ScalarNode):
+            source = _read_url(as_text(value), where, key.mark, keeper)
+            written = False
+        else:
+            source = _read_bucket(value, where, key.mark, keeper)
+            written = _is_written(value)
+        if source is None or target is None:
+            continue
+        inputs.append(Transfer(source=source, target=target))
+        if written:
+            outputs.append(Transfer(source=target, target=source, every=_SENT_EVERY))
+            keeper.note(key.mark, where, _NOT_MOUNTED)
+        elif not isinstance(value, ScalarNode) and _mode(value) != "COPY":
+            keeper.note(key.mark, where, "it is copied before the work, not mounted")
+    folders, workdir = _read_local(local, workdir, keeper)
+    volumes = (*folders, *_read_volumes(table, keeper))
+    return Mounts(inputs=tuple(inputs), outputs=tuple(outputs), volumes=volumes, workdir=workdir)
+
+
+def _read_local(
+    local: list[tuple[str, str, Mark]], workdir: Workdir | None, keeper: Keeper
+) -> tuple[tuple[Volume, ...], Workdir | None]:
+    """Local paths as parts of the working folder; without one the file's own folder is it."""
+    found: list[Volume] = []
+    base = posixpath.normpath(workdir.path) if workdir is not None and workdir.path else "."
+    for source, target, mark in local:
+        path = posixpath.relpath(posixpath.normpath(source), base)
+        outside = source.startswith(("/", "~")) or path.startswith("..") or "$" in source
+        if outside or (workdir is not None and workdir.path is None) or base.startswith(("/", "~")):
+            reason = (
+                f"a local path ({source}) outside the working folder is not put at {target}; put it below `workdir`"
+            )
+            keeper.refuse(mark, f"file_mounts.{target}", reason)
+            continue
+        if workdir is None:
+            workdir = Workdir(path=".")
+            keeper.note(mark, f"file_mounts.{target}", "the file's folder is frozen and sent along for it")
+        found.append(Volume(kind=VolumeKind.FOLDER, source=path, path=target))
+    return tuple(found), workdir
+
+
+def _read_target(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
+    if text.startswith("~/") and ".." not in text.split("/"):
+        return text.rstrip("/")
+    try:
+        if not text.startswith("/"):
+            raise Wrong("it is no full path")
+        return check_path(text)
+    except Wrong as error:
+        keeper.refuse(mark, where, f"nothing can be put at {text}: {error}")
+        return None
+
+
+def _read_url(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
+    if not _URL.match(text):
+        keeper.refuse(mark, where, f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself")
+        return None
+    if ".blob.core.windows.net" in text:
+        keeper.refuse(mark, where, f"{text} is a container of Azure; write az://CONTAINER/PATH in a Cavvy file")
+        return None
+    try:
+        return read_source(text)
+    except Wrong as error:
+        keeper.refuse(mark, where, f"it cannot be fetched: {error}")
+        return None
+
+
+def _read_bucket(value: Node, where: str, mark: Mark, keeper: Keeper) -> str | None:
+    source, name, store = child(value, "source"), text_at(value, "name"), text_at(value, "store") or ""
+    if isinstance(source, ListNode):
+        keeper.refuse(mark, where, "several sources cannot be put at one place; give each a place of its own")
+        return None
+    text = as_text(source) if isinstance(source, ScalarNode) else ""
+    if text and name:
+        keeper.refuse(mark, where, f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source")
+        return None
+    if text:
+        return _read_url(text.rstrip("/") + "/" if _URL.match(text) else text, where, mark, keeper)
+    if store.lower() in _STORES and name:
+        path = text_at(value, "_bucket_sub_path") or ""
+        keeper.note(mark, where, "the bucket must exist; none is made")
+        return f"{_STORES[store.lower()]}://{name}/" + (f"{path.strip('/')}/" if path else "")
+    keeper.refuse(mark, where, f"the bucket {name or ''} has no store that is known here; name it by a URL as `source`")
+    return None
+
+
+def _mode(value: Node) -> str:
+    return (text_at(value, "mode") or "MOUNT").upper()
+
+
+def _is_written(value: Node) -> bool:
+    """Whether what the work writes there would reach the bucket."""
+    config = child(value, "config")
+    read_only = any(flag_at(child(config, each), "read_only") for each in ("mount", "mount_cached"))
+    return _mode(value) != "COPY" and not read_only and not (text_at(value, "type") or "").upper().endswith("_RO")
+
+
+def _read_volumes(table: Node, keeper: Keeper) -> tuple[Volume, ...]:
+    found: list[Volume] = []
+    for key, value in entries(child(table, "volumes")):
+        name = as_text(value) if isinstance(value, ScalarNode) else text_at(value, "name")
+        _add_volume(found, name, key.text, f"volumes.{key.text}", key.mark, keeper)
+    for each in items(child(table, "volume_mounts")):
+        mark = mark_of(each, "path")
+        _add_volume(found, text_at(each, "volume_name"), text_at(each, "path") or "", "volume_mounts", mark, keeper)
+    return tuple(found)
+
+
+def _add_volume(found: list[Volume], name: str | None, path: str, where: str, mark: Mark, keeper: Keeper) -> None:
+    """One volume by its name; the place must have it."""
+    try:
+        if not name:
+            raise Wrong("it has no name, and no volume is made for one job alone")
+        if not path.startswith("/"):
+            raise Wrong(f"{path} is no full path")
+        found.append(Volume(kind=VolumeKind.NAMED, source=name, path=check_path(path)))
+    except Wrong as error:
+        keeper.refuse(mark, where, f"the volume cannot be attached: {error}")

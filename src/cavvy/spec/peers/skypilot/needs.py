@@ -1,0 +1,354 @@
+"""SkyPilot's rules for `resources`: what each key may say, and how its small languages (sizes, counts) are read."""
+
+import math
+import re
+from collections.abc import Mapping
+
+from cavvy.spec.peers.reading import child, flag_at, items
+from cavvy.spec.peers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
+from cavvy.spec.peers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
+from cavvy.spec.problems import Notes, nearest, shown
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+
+_CLOUDS = (
+    "aws azure gcp ibm lambda scp oci kubernetes runpod vast vsphere cudo fluidstack paperspace primeintellect do "
+    "nebius ssh slurm hyperbolic seeweb shadeform yotta mithril verda"
+)
+CLOUDS = _CLOUDS.split()
+DEFAULT_DISK_GIB = 256  # what SkyPilot takes for "not said"
+_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
+_SIZE_PATTERN = r"^[0-9]+(kb|ki|mb|mi|gb|gi|tb|ti|pb|pi|KB|KI|MB|MI|GB|GI|TB|TI|PB|PI|Kb|Ki|Mb|Mi|Gb|Gi|Tb|Ti|Pb|Pi)?$"
+_GPU_MEMORY = re.compile(r"[0-9]+[GgMmTt][Bb]\+?")
+_VENDORS = ("nvidia", "amd", "intel", "google", "aws")
+Amount = tuple[float, str]  # a number and its suffix: "" exactly, + at least, x times the CPUs
+
+
+def read_cpus(value: str) -> Amount | None:
+    """`8` or `8+`; None where it is neither."""
+    return _amount(value.removesuffix("+"), "+" if value.endswith("+") else "", "")
+
+
+def read_memory(value: str) -> Amount | None:
+    """GiB of `16`, `16+`, `16GB`, `16GB+`; or `4x`, times the number of CPUs. None where it is none of them."""
+    plus = value.endswith("+")
+    rest = value.removesuffix("+")
+    times = rest.endswith("x")
+    if times and plus:
+        return None
+    rest = rest.removesuffix("x")
+    match = re.fullmatch(r"(.*?)([kmgtpKMGTP])[bBiI]", rest)
+    return _amount(match[1] if match else rest, "x" if times else "+" if plus else "", match[2] if match else "")
+
+
+def _amount(number: str, suffix: str, unit: str) -> Amount | None:
+    try:
+        value = float(number) * (_UNITS[unit.lower()] / _UNITS["g"] if unit else 1)
+    except ValueError:
+        return None
+    return (value, suffix) if 0 < value < math.inf else None
+
+
+def read_size(value: str) -> int | None:
+    """Whole GiB of `100`, `100GB`, `1TB`; None where it is no such size."""
+    match = re.fullmatch(r"([0-9]{1,12})(?:([kmgtpKMGTP])[bBiI])?", value)
+    if match is None:
+        return None
+    size = int(match[1]) * _UNITS[(match[2] or "g").lower()]
+    return size // _UNITS["g"] if size % _UNITS["g"] == 0 and size else None
+
+
+def split_accelerator(value: str) -> tuple[str, str, float] | None:
+    """Name, memory and count of `A100:8`, `80GB+`, `NVIDIA:24GB:2`; None where it is none of them."""
+    parts = value.split(":")
+    name, memory, count = parts[0], "", "1"
+    match parts:
+        case [vendor, memory, count] if vendor.lower() in _VENDORS and _GPU_MEMORY.fullmatch(memory):
+            name = vendor
+        case [memory, count] if _GPU_MEMORY.fullmatch(memory):
+            name = ""
+        case [vendor, memory] if vendor.lower() in _VENDORS and _GPU_MEMORY.fullmatch(memory):
+            name = vendor
+        case [memory] if _GPU_MEMORY.fullmatch(memory):
+            name = ""
+        case [name, count]:
+            memory = ""
+        case [name]:
+            memory = ""
+        case _:
+            return None
+    if (memory and not count.isdecimal()) or not (memory or name):
+        return None
+    try:
+        number = float(count)
+    except ValueError:
+        return None
+    return (name, memory, number) if 0 < number < 1e6 else None
+
+
+def _check_accelerator(value: str) -> str:
+    return "" if split_accelerator(value) else f"cannot use {shown(value)}"
+
+
+def _check_infra(value: str) -> str:
+    parts = value.strip().strip("/").split("/")
+    cloud = parts[0].lower()
+    if value != value.strip() or value.startswith("/") or value.endswith("/") or not all(parts):
+        return f"{shown(value)} has an empty part"
+    if cloud in ("k8s", "kubernetes"):
+        return ""
+    if cloud != "*" and cloud not in CLOUDS:
+        close = nearest(cloud, CLOUDS)
+        return f"no cloud is called {shown(parts[0])}" + (f"; did you mean {close}?" if close else "")
+    return f"{shown(value)} has more than three parts" if len(parts) > 3 else ""
+
+
+def list_ports(value: object) -> list[str]:
+    """The single ports and ranges of `8080`, `8080-8090` or `8000,9000`."""
+    return [part.strip() for part in str(value).split(",") if part.strip()]
+
+
+def _check_ports(value: str) -> str:
+    for part in list_ports(value):
+        ends = part.split("-")
+        if len(ends) > 2 or not all(end.isdecimal() and 0 < int(end[:6]) <= 65_535 for end in ends):
+            return f"{shown(part)} is no port"
+        if len(ends) == 2 and int(ends[0]) > int(ends[1]):
+            return f"{shown(part)} is upside down"
+    return ""
+
+
+def _check_local_disk(value: str) -> str:
+    mode, colon, size = value.lower().strip().partition(":")
+    if not colon and mode not in ("nvme", "ssd"):
+        mode, size = "nvme", mode
+    fits = (
+        mode in ("nvme", "ssd")
+        and bool(value)
+        and (not (colon or size) or _amount(size.rstrip("+"), "", "") is not None)
+    )
+    return "" if fits else f"cannot use {shown(value)}"
+
+
+INFRA = text("a place such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra)
+SIZE = OneOf(shapes=(text("a size such as 100GB", pattern=_SIZE_PATTERN), whole()))
+_DISK = OneOf(
+    shapes=(
+        text("a size such as 100GB", check=lambda value: "" if read_size(value) else f"cannot use {shown(value)}"),
+        whole(1, exact=True),
+    )
+)
+_ACCELERATOR = text("an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", check=_check_accelerator)
+_PORT = OneOf(shapes=(text("a port or a range such as 8080-8090", check=_check_ports), whole(1, 65_535)))
+_CPUS = text("a number such as 8 or 8+", check=lambda value: "" if read_cpus(value) else f"cannot use {shown(value)}")
+_MEMORY = text(
+    "memory such as 32, 32+ or 32GB", check=lambda value: "" if read_memory(value) else f"cannot use {shown(value)}"
+)
+_EXIT_CODE = whole(0, 255)
+_RECOVERY = Keys(
+    other=Anything(),
+    fields={
+        "strategy": optional(TEXT),
+        "max_restarts_on_errors": whole(0),
+        "recover_on_exit_codes": OneOf(shapes=(_EXIT_CODE, Items(item=_EXIT_CODE, unique=True))),
+    },
+)
+
+
+def _check_volume(table: MapNode, notes: Notes) -> None:
+    kind = child(table, "storage_type")
+    of_node = isinstance(kind, ScalarNode) and kind.text.lower() == "instance"
+    if not of_node and table.get("name") is None:
+        notes.add(table.mark, "a network volume needs a `name`", expected="`name`, or `storage_type: instance`")
+
+
+_VOLUME = Keys(
+    other=Anything(),
+    rule=_check_volume,
+    fields={
+        "disk_size": SIZE,
+        "disk_tier": TEXT,
+        "path": TEXT,
+        "auto_delete": FLAG,
+        "storage_type": TEXT,
+        "name": TEXT,
+        "attach_mode": TEXT,
+    },
+    required=("path",),
+)
+_AUTOSTOP = OneOf(
+    shapes=(
+        FLAG,
+        text("a time such as 10m", pattern="^[0-9]+[mhdwMHDW]?$"),
+        whole(),
+        Keys(
+            fields={
+                "idle_minutes": whole(0),
+                "down": FLAG,
+                "wait_for": choice(("jobs_and_ssh", "jobs", "none")),
+                "hook": TEXT,
+                "hook_timeout": whole(1),
+            }
+        ),
+    )
+)
+_ONE: dict[str, Shape] = {
+    "cloud": choice(CLOUDS),
+    "region": TEXT,
+    "zone": TEXT,
+    "infra": INFRA,
+    "cpus": OneOf(shapes=(_CPUS, number(0, above=True))),
+    "memory": OneOf(shapes=(_MEMORY, number(0, above=True))),
+    "instance_type": TEXT,
+    "use_spot": FLAG,
+    "job_recovery": OneOf(shapes=(TEXT, _RECOVERY)),
+    "volumes": Items(item=_VOLUME),
+    "disk_size": _DISK,
+    "ephemeral_storage": SIZE,
+    "disk_tier": choice(("low", "medium", "high", "ultra", "best")),
+    "network_tier": choice(("standard", "best")),
+    "local_disk": text("a disk such as nvme:1000+", check=_check_local_disk),
+    "max_hourly_cost": number(0, above=True),
+    "ports": optional(OneOf(shapes=(*_PORT.shapes, Items(item=_PORT)))),
+    "labels": Keys(other=TEXT),
+    "accelerator_args": Keys(
+        fields={"runtime_version": TEXT, "tpu_name": TEXT, "tpu_vm": FLAG, "gcp_queued_resource": FLAG}
+    ),
+    "image_id": optional(OneOf(shapes=(TEXT, Keys(other=TEXT)))),
+    "autostop": _AUTOSTOP,
+    "priority": whole(-1000, 1000),
+    "priority_class": TEXT,
+    "_no_missing_accel_warnings": FLAG,
+    "_docker_login_config": Keys(
+        fields={"username": TEXT, "password": TEXT, "server": TEXT}, required=("username", "password", "server")
+    ),
+    "_is_image_managed": FLAG,
+    "_requires_fuse": FLAG,
+    "_cluster_config_overrides": Keys(other=Anything()),
+}
+_COUNT = number(0, above=True)
+
+
+def _check_table(table: MapNode, notes: Notes) -> None:
+    for key, value in table.entries:
+        text = key.text if is_null(value) or not isinstance(value, ScalarNode) else f"{key.text}:{value.value}"
+        if problem := _check_accelerator(text):
+            notes.add(key.mark, problem, expected=_ACCELERATOR.words)
+
+
+_ONE_ACCELERATOR = OneOf(shapes=(_ACCELERATOR, Keys(other=_COUNT, least=1, most=1, rule=_check_table)))
+_ACCELERATORS = OneOf(
+    shapes=(
+        _ACCELERATOR,
+        Keys(other=optional(_COUNT), least=1, rule=_check_table),
+        Items(item=_ACCELERATOR, least=1),
+    )
+)
+_HINTS = {
+    **dict.fromkeys(
+        ("config", "envs", "file_mounts", "name", "num_nodes", "run", "secrets", "service", "setup", "workdir"),
+        "it belongs to the top of the file; is it indented too far?",
+    ),
+    "spot_recovery": "it is called `job_recovery` now",
+    "gpu": "write `accelerators`",
+    "cpu": "write `cpus`",
+    "image": "write `image_id: docker:IMAGE`",
+    **dict.fromkeys(("hooks", "termination_hook"), "write `config: {hooks: …}` at the top of the file"),
+    "provider": "write `infra`",
+}
+
+
+def _check_needs(table: MapNode, notes: Notes) -> None:
+    any_of, ordered = child(table, "any_of"), child(table, "ordered")
+    if any_of is not None and ordered is not None:
+        notes.add(ordered.mark, "`any_of` and `ordered` are both there", suggestion="keep one of them")
+    several = child(table, "accelerators")
+    if isinstance(several, ListNode | MapNode) and _length(several) > 1:
+        if ordered is not None and _length(ordered):
+            notes.add(several.mark, "several accelerators cannot stand beside `ordered`")
+        elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
+            notes.add(several.mark, "a list of accelerators has an order, which `any_of` has not")
+    alternatives = [each for node in (any_of, ordered) if isinstance(node, ListNode) for each in node.items]
+    for each in alternatives or [table]:
+        alternative = each if isinstance(each, MapNode) else table
+        _check_place(table, alternative, notes)
+        _check_accelerator_place(table, alternative, notes)
+        _check_instance(table, alternative, notes)
+    priorities = [_find(table, each, "priority") for each in alternatives if isinstance(each, MapNode)]
+    known = [each for each in priorities if isinstance(each, ScalarNode)]
+    for each in known:
+        if each.value != known[0].value:
+            notes.add(
+                each.mark, f"the alternatives have the priorities {known[0].text} and {each.text}", expected="one"
+            )
+
+
+def _check_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:
+    infra = _find(table, alternative, "infra")
+    for key in ("cloud", "region", "zone"):
+        other = _find(table, alternative, key)
+        if infra is not None and other is not None:
+            hint = "write all of it into `infra`, as in aws/us-east-1"
+            notes.add(other.mark, f"`{key}` and `infra` are both there", suggestion=hint)
+
+
+def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:
+    cloud = _find_cloud(table, alternative)
+    for name in _list_tpus(table, alternative):
+        if cloud not in ("gcp", "kubernetes", "k8s", "*", ""):
+            notes.add(name.mark, f"{name.text} is a TPU, which {cloud} does not have", expected="gcp or kubernetes")
+
+
+def _check_instance(table: MapNode, alternative: MapNode, notes: Notes) -> None:
+    node, options = (_find(table, alternative, key) for key in ("instance_type", "accelerator_args"))
+    is_vm = child(options, "tpu_vm") is None or flag_at(options, "tpu_vm")
+    tpus = [each.text.partition(":")[0] for each in _list_tpus(table, alternative)]
+    of_gcp = [name for name in tpus if not name.endswith(("slice", "device"))]  # GKE's names end so
+    if not isinstance(node, ScalarNode) or not of_gcp or _find_cloud(table, alternative) in ("kubernetes", "k8s"):
+        return
+    if is_vm and node.text != "TPU-VM":
+        notes.add(node.mark, "an `instance_type` stands beside a TPU, which is a machine of its own")
+
+
+def _find(table: MapNode, alternative: MapNode, key: str) -> Node | None:
+    return child(alternative, key) or child(table, key)
+
+
+def _find_cloud(table: MapNode, alternative: MapNode) -> str:
+    place = _find(table, alternative, "infra") or _find(table, alternative, "cloud")
+    return place.text.split("/")[0].lower() if isinstance(place, ScalarNode) else ""
+
+
+def _list_tpus(table: MapNode, alternative: MapNode) -> list[ScalarNode]:
+    node = _find(table, alternative, "accelerators")
+    names = [key for key, _ in node.entries] if isinstance(node, MapNode) else items(node) or (node,)
+    return [each for each in names if isinstance(each, ScalarNode) and "tpu" in each.text.lower()]
+
+
+def _length(node: object) -> int:
+    return len(node.items) if isinstance(node, ListNode) else len(node.entries) if isinstance(node, MapNode) else 0
+
+
+ALIASES: Mapping[str, str] = {"gpus": "accelerators"}
+_CHOICE = Keys(fields={**_ONE, "accelerators": _ONE_ACCELERATOR}, hints=_HINTS)
+NEEDS = Keys(
+    nulls=True,
+    fields={**_ONE, "accelerators": _ACCELERATORS, "any_of": Items(item=_CHOICE), "ordered": Items(item=_CHOICE)},
+    hints=_HINTS,
+    rule=_check_needs,
+)
+
+
+def unalias(table: MapNode, notes: Notes) -> MapNode:
+    """The table with the older names of keys replaced by the present ones, in its alternatives too."""
+    found = []
+    for key, value in table.entries:
+        known = ALIASES.get(key.text)
+        if known is not None and table.get(known) is not None:
+            notes.add(key.mark, f"`{key.text}` and `{known}` are the same", suggestion="keep one of them")
+            continue
+        name = key if known is None else ScalarNode(mark=key.mark, text=known, value=known)
+        if key.text in ("any_of", "ordered") and isinstance(value, ListNode):
+            items = tuple(unalias(each, notes) if isinstance(each, MapNode) else each for each in value.items)
+            value = ListNode(mark=value.mark, items=items)
+        found.append((name, value))
+    return MapNode(mark=table.mark, entries=tuple(found))

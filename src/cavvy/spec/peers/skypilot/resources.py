@@ -1,0 +1,324 @@
+"""SkyPilot's `resources` as ours: its alternatives become one wish where they can be said as one, else several."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy
+from cavvy.domain.units import HourlyRate
+from cavvy.spec.peers.accelerators import BARE_SIZES, Found, find_needs
+from cavvy.spec.peers.kept import Keeper
+from cavvy.spec.peers.reading import as_text, child, entries, flag_at, int_at, items, mark_of, text_at
+from cavvy.spec.peers.skypilot.needs import DEFAULT_DISK_GIB, read_cpus, read_memory, read_size, split_accelerator
+from cavvy.spec.tree import MapNode, Node, ScalarNode
+
+# Keys whose absence changes nothing that the work does -> why.
+_NOTED = {
+    "ports": "they are not opened to the world; `cavvy forward NAME PORT` brings one of them here",
+    "network_tier": "a preference; Cavvy takes the network that the place has",
+    "autostop": "nodes are given back when the job ends, always",
+    "ephemeral_storage": "SkyPilot does not read it any more",
+    "_no_missing_accel_warnings": "it is for SkyPilot itself",
+    "_is_image_managed": "it is for SkyPilot itself",
+    "_requires_fuse": "it is for SkyPilot itself",
+}
+_REFUSED = {
+    # Offers on demand are of a whole region, whose zones the catalog knows by id and providers by name.
+    "zone": "zones are chosen by price and capacity; name the region only",
+    "volumes": "volumes are not attached yet",
+    "local_disk": "a local disk cannot be asked for yet",
+    "priority_class": "a Kubernetes priority class is not passed on yet",
+    "_docker_login_config": "credentials of a registry are not passed on yet",
+    "_cluster_config_overrides": "SkyPilot's settings mean nothing here",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """All that `resources` says, also what stands elsewhere in our tasks."""
+
+    resources: Resources = field(default_factory=Resources)
+    image: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    priority: int = 0
+    retry: Retry = field(default_factory=Retry)
+
+
+def read_wish(node: Node | None, keeper: Keeper) -> Wish:
+    """Translate a checked `resources` table."""
+    if not isinstance(node, MapNode):
+        return Wish()
+    alternatives = _list_alternatives(node)
+    spare = any(_is_known(each) for each in alternatives)
+    wishes = [_read_one(each, keeper, spare=spare) for each in alternatives]
+    ordered = len(wishes) > 1 and _has_order(node)
+    combined = None if ordered else _combine([wish.resources for wish in wishes])
+    if combined is None:
+        found = tuple(dict.fromkeys(wish.resources for wish in wishes))
+        combined = found[0] if len(found) < 2 else replace(found[0], any_of=found, ordered=ordered)
+    first = wishes[0]
+    if any(wish.image != first.image for wish in wishes):
+        keeper.refuse(node.mark, "resources.image_id", "alternatives with images of their own cannot be said here")
+    if any((wish.tags, wish.priority, wish.retry) != (first.tags, first.priority, first.retry) for wish in wishes):
+        keeper.refuse(node.mark, "resources", "labels, priority and recovery are the job's, not an alternative's")
+    return replace(first, resources=combined)
+
+
+def _list_alternatives(node: MapNode) -> list[MapNode]:
+    base = MapNode(mark=node.mark, entries=tuple(each for each in node.entries if each[0].text not in _CHOICES))
+    for key in _CHOICES:
+        choices = [each for each in items(child(node, key)) if isinstance(each, MapNode)]
+        if choices:
+            return [single for each in choices for single in _split(_overlay(base, each))]
+    return list(_split(base))
+
+
+def _has_order(node: MapNode) -> bool:
+    """A list of accelerators has one, as `ordered` has; a {set} has none."""
+    return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
+
+
+_CHOICES = ("any_of", "ordered")
+
+
+def _overlay(base: MapNode, over: MapNode) -> MapNode:
+    """The base with an alternative's keys put over it; labels are joined."""
+    labels, more = child(base, "labels"), child(over, "labels")
+    table = {key.text: (key, value) for key, value in (*base.entries, *over.entries)}
+    if isinstance(labels, MapNode) and isinstance(more, MapNode):
+        table["labels"] = (table["labels"][0], _overlay(labels, more))
+    return MapNode(mark=over.mark, entries=tuple(table.values()))
+
+
+def _split(table: MapNode) -> Iterator[MapNode]:
+    """One table for each accelerator that will do."""
+    node = child(table, "accelerators")
+    mark = mark_of(table, "accelerators")
+    match node:
+        case MapNode():
+            names = [
+                key.text if value.value is None else f"{key.text}:{as_text(value)}"
+                for key, value in node.entries
+                if isinstance(value, ScalarNode)
+            ]
+        case ScalarNode():
+            names = [node.text]
+        case _:
+            names = [each.text for each in items(node) if isinstance(each, ScalarNode)]
+    rest = tuple(each for each in table.entries if each[0].text != "accelerators")
+    if not names:
+        yield MapNode(mark=table.mark, entries=rest)
+    for name in names:
+        key = ScalarNode(mark=mark, text="accelerators", value="accelerators")
+        value = ScalarNode(mark=node.mark if node else mark, text=name, value=name)
+        yield MapNode(mark=table.mark, entries=(*rest, (key, value)))
+
+
+def _read_one(table: MapNode, keeper: Keeper, *, spare: bool) -> Wish:
+    """One alternative. With `spare` there is one that can be had, so that a name nobody knows is only a note."""
+    for key, _ in entries(table):
+        if key.text in _NOTED:
+            keeper.note(key.mark, f"resources.{key.text}", _NOTED[key.text])
+        elif key.text in _REFUSED:
+            keeper.refuse(key.mark, f"resources.{key.text}", _REFUSED[key.text])
+    providers, regions = _read_place(table, keeper)
+    cpus, memory, per_cpu = _read_amounts(table)
+    cost = text_at(table, "max_hourly_cost")
+    resources = Resources(
+        instance=text_at(table, "instance_type"),
+        accelerators=_read_accelerators(table, keeper, spare=spare),
+        cpus_min=cpus[0],
+        cpus_max=cpus[1],
+        memory_min_mib=memory[0],
+        memory_max_mib=memory[1],
+        memory_per_cpu_mib=per_cpu,
+        disk_gib=_read_disk(table, keeper),
+        spot=SpotPolicy.ONLY if flag_at(table, "use_spot") else SpotPolicy.NEVER,
+        providers=providers,
+        regions=regions,
+        max_rate=HourlyRate(round(float(cost) * 1_000_000)) if cost else None,
+    )
+    return Wish(
+        resources=resources,
+        image=_read_image(table, providers, keeper),
+        tags=_read_tags(table),
+        priority=_read_priority(table, keeper),
+        retry=_read_recovery(table, keeper),
+    )
+
+
+def _read_tags(table: MapNode) -> dict[str, str]:
+    labels = entries(child(table, "labels"))
+    return {key.text: as_text(value) for key, value in labels if isinstance(value, ScalarNode)}
+
+
+def _read_place(table: MapNode, keeper: Keeper) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    infra = text_at(table, "infra")
+    if infra is None:
+        cloud, region = text_at(table, "cloud"), text_at(table, "region")
+        return ((cloud.lower(),) if cloud else ()), ((region,) if region else ())
+    cloud, _, rest = infra.partition("/")
+    cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
+    region, _, zone = (rest, "", "") if cloud in ("kubernetes", "ssh") else rest.partition("/")
+    if zone not in ("", "*"):
+        keeper.refuse(mark_of(table, "infra"), "resources.infra", _REFUSED["zone"])
+    return ((cloud,) if cloud else ()), ((region,) if region not in ("", "*") else ())
+
+
+_Bounds = tuple[float | None, float | None]
+
+
+def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None], int | None]:
+    """CPUs, memory, and memory for each CPU: SkyPilot means at least so much of whatever number of CPUs it gets."""
+    cpus = read_cpus(text_at(table, "cpus") or "")
+    memory = read_memory(text_at(table, "memory") or "")
+    many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])
+    if memory is None:
+        return many, (None, None), None
+    mib = round(memory[0] * 1024)
+    if memory[1] == "x":
+        return many, (None, None), mib
+    return many, (mib, None if memory[1] else mib), None
+
+
+def _read_disk(table: MapNode, keeper: Keeper) -> int | None:
+    tier = text_at(table, "disk_tier")
+    if tier is not None and tier.lower() in ("best", "medium"):
+        keeper.note(mark_of(table, "disk_tier"), "resources.disk_tier", "Cavvy takes the place's usual disk")
+    elif tier is not None:
+        reason = f"a disk that is {tier} cannot be asked for yet; Cavvy would take the place's usual one"
+        keeper.refuse(mark_of(table, "disk_tier"), "resources.disk_tier", reason)
+    size = read_size(text_at(table, "disk_size") or "")
+    return None if size == DEFAULT_DISK_GIB else size
+
+
+def _read_accelerators(table: MapNode, keeper: Keeper, *, spare: bool) -> tuple[AcceleratorNeed, ...]:
+    text = text_at(table, "accelerators") or ""
+    split = split_accelerator(text)
+    if split is None:
+        return ()
+    mark, key = mark_of(table, "accelerators"), "resources.accelerators"
+    if not split[2].is_integer():
+        keeper.refuse(mark, key, f"a part of a device ({text}) cannot be had yet; Cavvy gives whole ones")
+    found = _find(*split)
+    if found.problem and spare:
+        keeper.note(mark, key, f"{found.problem}. Only the other alternatives are looked for")
+    elif found.problem:
+        keeper.refuse(mark, key, found.problem)
+    if child(table, "accelerator_args") is not None and set(_names(child(table, "accelerator_args"))) != {"tpu_vm"}:
+        where = mark_of(table, "accelerator_args")
+        keeper.refuse(where, "resources.accelerator_args", "a TPU's runtime cannot be chosen yet")
+    return found.needs
+
+
+def _find(name: str, size: str, count: float) -> Found:
+    # SkyPilot reads `80GB` as exactly so much; ours is the least that will do.
+    memory = "" if not size else f"{size[:-1]}.." if size.endswith("+") else f"{size}..{size}"
+    if not size and name.upper() in BARE_SIZES:
+        memory = f"{BARE_SIZES[name.upper()]}GB"
+    return find_needs(name, str(math.ceil(count)), memory)
+
+
+def _is_known(table: MapNode) -> bool:
+    """Whether an alternative asks for no accelerator, or for one that can be had somewhere."""
+    split = split_accelerator(text_at(table, "accelerators") or "")
+    return split is None or not _find(*split).problem
+
+
+def _names(node: Node | None) -> list[str]:
+    return [key.text for key, _ in entries(node)]
+
+
+def _read_image(table: MapNode, providers: tuple[str, ...], keeper: Keeper) -> str | None:
+    node = child(table, "image_id")
+    if node is None:
+        return None
+    values = {key.text: value.text.strip() for key, value in entries(node) if isinstance(value, ScalarNode)}
+    if isinstance(node, ScalarNode):
+        values = {"": node.text.strip()}
+    docker = values.pop("docker", None)
+    images = {each.removeprefix("docker:") for each in values.values() if each.startswith("docker:")}
+    images |= {docker.removeprefix("docker:")} if docker else set()
+    machines = [each for each in values.values() if not each.startswith("docker:")]
+    if machines and "kubernetes" in providers and not images:
+        images, machines = set(machines), []
+    mark, key = mark_of(table, "image_id"), "resources.image_id"
+    if machines:
+        keeper.refuse(mark, key, f"the machine image {machines[0]} cannot be chosen yet; name a container's image")
+    if len(images) > 1:
+        keeper.refuse(mark, key, "an image of its own for each region cannot be said here")
+    return min(images) if images else None
+
+
+def _read_priority(table: MapNode, keeper: Keeper) -> int:
+    priority = int_at(table, "priority") or 0
+    if abs(priority) > 100:
+        keeper.refuse(mark_of(table, "priority"), "resources.priority", "priorities go from -100 to 100 here")
+        return 100 if priority > 0 else -100
+    return priority
+
+
+def _read_recovery(table: MapNode, keeper: Keeper) -> Retry:
+    node = child(table, "job_recovery")
+    mark, key = mark_of(table, "job_recovery"), "resources.job_recovery"
+    if node is None:
+        return Retry()
+    strategy = node.text if isinstance(node, ScalarNode) else text_at(node, "strategy")
+    if strategy and strategy.lower() != "none":
+        keeper.note(mark, key, "Cavvy looks for the next place by price and capacity, whatever the strategy")
+    codes = child(node, "recover_on_exit_codes")
+    values = [each.value for each in items(codes) or ((codes,) if codes else ()) if isinstance(each, ScalarNode)]
+    tries = int_at(node, "max_restarts_on_errors")
+    for name in _names(node):
+        if name not in ("strategy", "max_restarts_on_errors", "recover_on_exit_codes"):
+            keeper.refuse(mark, f"{key}.{name}", "this belongs to a plugin of SkyPilot")
+    plain = Retry(preemption=0, node=0) if strategy and strategy.lower() == "none" else Retry()
+    if not values:
+        return replace(plain, exit=tries or 0)
+    if tries:
+        keeper.refuse(mark, key, "restarts on any error and restarts on some exit codes cannot both be said here")
+    return replace(plain, exit=None, exit_codes=tuple(int(each) for each in values if isinstance(each, int | float)))
+
+
+# Alternatives as one wish.
+
+
+def _combine(found: list[Resources]) -> Resources | None:
+    """One wish that exactly these alternatives satisfy; None where there is none."""
+    plain = {replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER) for each in found}
+    if len(plain) > 1:
+        return None
+    needs = list(dict.fromkeys(each.accelerators for each in found))
+    places = list(dict.fromkeys((each.providers, each.regions) for each in found))
+    spots = list(dict.fromkeys(each.spot for each in found))
+    there = {(each.accelerators, (each.providers, each.regions), each.spot) for each in found}
+    if there != set(product(needs, places, spots)) or (len(needs) > 1 and () in needs):
+        return None
+    if len(places) > 1 and not _is_one_place(places):
+        return None
+    return _join(found)
+
+
+def _join(found: list[Resources]) -> Resources:
+    """The first of them with what any of them would take."""
+    spots = {each.spot for each in found}
+    return replace(
+        found[0],
+        accelerators=tuple(dict.fromkeys(need for each in found for need in each.accelerators)),
+        providers=tuple(dict.fromkeys(name for each in found for name in each.providers)),
+        regions=tuple(dict.fromkeys(name for each in found for name in each.regions)),
+        spot=found[0].spot if len(spots) == 1 else SpotPolicy.AUTO,
+    )
+
+
+def _is_one_place(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
+    """Whether a list of providers and one of regions say the same as these places.
+
+    The regions of clouds have names of their own; contexts, pools and clusters are called as their owners like.
+    """
+    providers, regions = [bool(names) for names, _ in places], [bool(names) for _, names in places]
+    owned = any(names[0] in ("kubernetes", "slurm", "ssh") for names, _ in places if names)
+    if owned and any(regions) and len({names for names, _ in places}) > 1:
+        return False
+    return (all(providers) and all(regions)) or (all(providers) and not any(regions)) or not any(providers)

@@ -1,0 +1,263 @@
+"""SkyPilot's task files, pipelines, job groups and volumes, as our tasks and what is kept of them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cavvy.domain.tasks import Task, Workdir
+from cavvy.spec.peers.kept import Keeper, Translation
+from cavvy.spec.peers.reading import as_text, child, entries, int_at, items, mark_of, text_at
+from cavvy.spec.peers.shapes import is_null
+from cavvy.spec.peers.skypilot.mounts import read_mounts
+from cavvy.spec.peers.skypilot.needs import unalias
+from cavvy.spec.peers.skypilot.resources import read_wish
+from cavvy.spec.peers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
+from cavvy.spec.peers.yaml11 import to_value
+from cavvy.spec.problems import Mark, Notes, slug
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+
+KIND = "SkyPilot"
+_LATER = {
+    "service": "services are not served yet",
+    "pool": "pools of warm workers do not exist yet",
+    "file_mounts_mapping": "it is for SkyPilot itself",
+    "config": "SkyPilot's settings mean nothing here",
+    "event_callback": "nothing is called at each change of state; `webhooks` of a Cavvy file are called at its end",
+}
+_NOTED = {
+    "inputs": "SkyPilot only prices the traffic with it",
+    "outputs": "SkyPilot only prices the traffic with it",
+    "api_server_access": "there is no SkyPilot server to reach",
+    "_metadata": "it is for SkyPilot itself",
+}
+
+
+_FILLED = ("file_mounts", "service", "volumes", "workdir")
+_VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
+
+
+def translate(documents: Sequence[Node], notes: Notes) -> Translation:
+    """What the documents of one file mean. Everything wrong is noted; the result then counts for nothing."""
+    tables = [_unalias(each, notes) for each in documents if not is_null(each)]
+    if not tables:
+        notes.add(Mark(line=1, column=1), "the file describes no task", expected="`run`, `setup` or `resources`")
+    if len(tables) == 1 and is_volume(tables[0]):
+        return _translate_volume(tables[0], notes)
+    header = tables[0] if len(tables) > 1 and _is_header(tables[0]) else None
+    bodies = tables[1:] if header is not None else tables
+    parallel = header is not None and text_at(header, "execution") == "parallel"
+    if header is not None:
+        (GROUP_HEADER if parallel else SERIAL_HEADER).check(header, "", notes)
+    bodies = [_fill_in(each) for each in bodies]
+    for body in bodies:
+        TASK.check(body, "", notes)
+    if parallel and header is not None and not len(notes):
+        _check_group(header, bodies, notes)
+    if len(notes):
+        return Translation(kind=KIND, what="task")
+    keeper = Keeper()
+    tasks = tuple(_translate_task(each, header, number, keeper) for number, each in enumerate(bodies))
+    if len(tasks) > 1:
+        what = "job group" if parallel else "pipeline"
+        each = "at the same time" if parallel else "one after another"
+        reason = f"{len(tasks)} tasks to run {each} are not one job; put each into a file of its own"
+        keeper.refuse(bodies[1].mark, "---", reason)
+        return Translation(kind=KIND, what=what, tasks=tasks, kept=keeper.list_kept())
+    return Translation(kind=KIND, what=_what(bodies[0]), tasks=tasks, kept=keeper.list_kept())
+
+
+def is_volume(node: Node) -> bool:
+    """Whether a document is a volume of SkyPilot."""
+    return (text_at(node, "type") or "") in ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
+
+
+def _what(table: Node) -> str:
+    return next((name for name in ("service", "pool") if child(table, name) is not None), "task")
+
+
+def _unalias(node: Node, notes: Notes) -> Node:
+    needs = child(node, "resources")
+    if not isinstance(node, MapNode) or not isinstance(needs, MapNode):
+        return node
+    known = unalias(needs, notes)
+    return MapNode(
+        mark=node.mark,
+        entries=tuple((key, known if key.text == "resources" else value) for key, value in node.entries),
+    )
+
+
+def _fill_in(node: Node) -> Node:
+    """The document with its own variables put where SkyPilot puts them, before it looks at what is there."""
+    if not isinstance(node, MapNode):
+        return node
+    known = {
+        key.text: str(to_value(value))
+        for name in ("envs", "secrets")
+        for key, value in entries(child(node, name))
+        if isinstance(value, ScalarNode) and not is_null(value)
+    }
+    return MapNode(
+        mark=node.mark,
+        entries=tuple((key, _fill(value, known) if key.text in _FILLED else value) for key, value in node.entries),
+    )
+
+
+def _fill(node: Node, known: Mapping[str, str]) -> Node:
+    match node:
+        case MapNode():
+            filled = tuple((_fill_text(key, known), _fill(value, known)) for key, value in node.entries)
+            return MapNode(mark=node.mark, entries=filled)
+        case ListNode():
+            return ListNode(mark=node.mark, items=tuple(_fill(each, known) for each in node.items))
+        case ScalarNode():
+            return _fill_text(node, known)
+
+
+def _fill_text(node: ScalarNode, known: Mapping[str, str]) -> ScalarNode:
+    if not isinstance(node.value, str) or "$" not in node.value:
+        return node
+    text = _VARIABLE.sub(lambda match: known.get(match[1], match[0]), node.value)
+    return replace(node, text=text, value=text)
+
+
+def _translate_volume(table: Node, notes: Notes) -> Translation:
+    VOLUME.check(table, "", notes)
+    keeper = Keeper()
+    keeper.refuse(mark_of(table, "type"), "type", "volumes are not made yet")
+    return Translation(kind=KIND, what="volume", kept=keeper.list_kept())
+
+
+def _is_header(node: Node) -> bool:
+    keys = {key.text for key, _ in node.entries} if isinstance(node, MapNode) else set()
+    return keys in ({"name"}, {"name", "execution"}) or text_at(node, "execution") == "parallel"
+
+
+def _check_group(header: Node, bodies: Sequence[Node], notes: Notes) -> None:
+    known: set[str] = set()
+    for body in bodies:
+        name = text_at(body, "name")
+        if name is None:
+            notes.add(body.mark, "a job of a group needs a name", suggestion="write `name: …`")
+        elif name in known or not is_safe_name(name):
+            problem = "is there twice" if name in known else "has characters other than letters, digits, - and _"
+            notes.add(mark_of(body, "name"), f"the job's name {name!r} {problem}")
+        known.add(name or "")
+    delay = child(header, "termination_delay")
+    named = [each for each in items(child(header, "primary_tasks")) if isinstance(each, ScalarNode)]
+    named += [key for key, _ in entries(delay) if key.text != "default"]
+    for each in named:
+        if each.text not in known:
+            notes.add(each.mark, f"no job of this group is called {each.text!r}", expected=", ".join(sorted(known)))
+
+
+def _translate_task(table: Node, header: Node | None, number: int, keeper: Keeper) -> Task:
+    for key, _ in entries(table):
+        if key.text in _LATER:
+            keeper.refuse(key.mark, key.text, _LATER[key.text])
+        elif key.text in _NOTED:
+            keeper.note(key.mark, key.text, _NOTED[key.text])
+    for key, _ in entries(header):
+        if key.text not in ("name", "execution"):
+            keeper.refuse(key.mark, key.text, "it belongs to a job group")
+    wish = read_wish(child(table, "resources"), keeper)
+    env, secrets = _read_variables(table, keeper)
+    mounts = read_mounts(table, _read_workdir(table, keeper), keeper)
+    run = text_at(table, "run")
+    if not (run or "").strip():
+        reason = "there is nothing to run, and a node that only waits for a login is not kept"
+        keeper.refuse(mark_of(table, "run"), "run", reason)
+    return Task(
+        name=_name(table, header, number, keeper),
+        run=run or "",
+        setup=text_at(table, "setup"),
+        tags=wish.tags,
+        priority=wish.priority,
+        resources=wish.resources,
+        nodes=int_at(table, "num_nodes") or 1,
+        image=wish.image,
+        workdir=mounts.workdir,
+        env=env,
+        secrets=secrets,
+        inputs=mounts.inputs,
+        outputs=mounts.outputs,
+        volumes=mounts.volumes,
+        retry=wish.retry,
+    )
+
+
+def _name(table: Node, header: Node | None, number: int, keeper: Keeper) -> str:
+    name = text_at(table, "name")
+    if name is None:
+        group = text_at(header, "name")
+        return slug(f"{group}-{number}") if group else ""
+    if slug(name) != name:
+        keeper.note(mark_of(table, "name"), "name", f"names are of a-z, 0-9 and - here; the job is called {slug(name)}")
+    return slug(name)
+
+
+def _read_variables(table: Node, keeper: Keeper) -> tuple[dict[str, str], tuple[str, ...]]:
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    node = child(table, "envs")
+    for key, value in node.entries if isinstance(node, MapNode) else ():
+        if is_null(value):
+            _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, keeper)
+        else:
+            env[key.text] = str(to_value(value))
+    node = child(table, "secrets")
+    for key, value in node.entries if isinstance(node, MapNode) else ():
+        name = _secret_name(key.text)
+        _want_secret(name, f"secrets.{key.text}", key.mark, secrets, keeper)
+        if not is_null(value) and to_value(value) != "":
+            reason = f"a secret's value in a file would be kept in the open; `cavvy secret set {name}` keeps it sealed"
+            keeper.refuse(key.mark, f"secrets.{key.text}", reason)
+    for each in items(node):
+        if isinstance(each, ScalarNode):
+            _want_secret(_secret_name(as_text(each)), "secrets", each.mark, secrets, keeper)
+    for each in items(child(table, "managed_secrets")):
+        for name, mark, options in _managed(each):
+            _want_secret(_secret_name(name), "managed_secrets", mark, secrets, keeper)
+            if child(options, "mount_path") is not None:
+                keeper.refuse(mark, "managed_secrets", "a secret becomes a variable here, not a file")
+    for name in [name for name in secrets if name in env]:
+        del env[name]
+    return env, tuple(dict.fromkeys(secrets))
+
+
+def _managed(node: Node) -> list[tuple[str, Mark, Node | None]]:
+    if isinstance(node, ScalarNode):
+        return [(as_text(node), node.mark, None)]
+    return [(key.text, key.mark, value) for key, value in entries(node)]
+
+
+def _secret_name(text: str) -> str:
+    name = text.removeprefix("secrets:")
+    for scope in ("personal.", "workspace.", "global."):
+        name = name.removeprefix(scope)
+    return name
+
+
+def _want_secret(name: str, key: str, mark: Mark, secrets: list[str], keeper: Keeper) -> None:
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+        keeper.refuse(mark, key, f"no variable can be called {name!r}")
+        return
+    keeper.note(mark, key, f"its value comes from `cavvy secret set {name}`")
+    secrets.append(name)
+
+
+def _read_workdir(table: Node, keeper: Keeper) -> Workdir | None:
+    node, mark = child(table, "workdir"), mark_of(table, "workdir")
+    if node is None:
+        return None
+    url = text_at(node, "url") or ""
+    if url:
+        commit = (text_at(node, "ref") or "").lower()
+        if re.fullmatch(r"[0-9a-f]{7,64}", commit):
+            return Workdir(git=url, commit=commit)
+        reason = "a branch or tag moves, and every attempt must run the same; name the commit as `ref`"
+        keeper.refuse(mark, "workdir", reason)
+        return Workdir(git=url)
+    path = as_text(node) if isinstance(node, ScalarNode) else "."
+    if path.startswith("~"):
+        keeper.refuse(mark, "workdir", "~ is another folder for everyone; write the path relative to this file")
+    return Workdir(path=path)

@@ -1,0 +1,69 @@
+"""Plain values as YAML 1.1 reads them: SkyPilot and dstack both use PyYAML, for which `no` is false and 010 is 8."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cavvy.spec.problems import Notes, shown
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
+
+
+class Moment(str):
+    """A date or time that was written without quotes, which the other tools do not take for a text."""
+
+    __slots__ = ()
+
+
+def recast(node: Node, notes: Notes) -> Node:
+    """The tree with the values that PyYAML's safe loader would give."""
+    import yaml
+
+    return _recast(node, notes, yaml.SafeLoader(""))
+
+
+def _recast(node: Node, notes: Notes, loader: "SafeLoader") -> Node:
+    match node:
+        case ScalarNode(plain=True):
+            return replace(node, value=_resolve(node, notes, loader))
+        case ScalarNode():
+            return node
+        case ListNode():
+            return replace(node, items=tuple(_recast(item, notes, loader) for item in node.items))
+        case MapNode():
+            entries = ((_recast_key(key, loader), _recast(value, notes, loader)) for key, value in node.entries)
+            return replace(node, entries=tuple(entries))
+
+
+def _recast_key(key: ScalarNode, loader: "SafeLoader") -> ScalarNode:
+    """A key that YAML 1.1 reads as true or false is called True or False in Python."""
+    value = _resolve(key, Notes("", ""), loader) if key.plain else key.value
+    return replace(key, text=str(value)) if isinstance(value, bool) else key
+
+
+def _resolve(node: ScalarNode, notes: Notes, loader: "SafeLoader") -> str | int | float | bool | None:
+    import yaml
+
+    tag = loader.resolve(yaml.ScalarNode, node.text, (True, False))  # type: ignore[no-untyped-call]  # the stubs' gap
+    if tag == "tag:yaml.org,2002:str":
+        return node.text
+    try:
+        value = loader.construct_object(yaml.ScalarNode(tag, node.text))
+    except (ValueError, OverflowError, yaml.YAMLError):
+        notes.add(node.mark, f"YAML reads {shown(node.text)} as a number or a date, and cannot", suggestion="quote it")
+        return node.text
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return Moment(value)
+
+
+def to_value(node: Node) -> object:
+    """The node as PyYAML would give it: dicts, lists and plain values."""
+    match node:
+        case ScalarNode():
+            return node.value
+        case ListNode():
+            return [to_value(item) for item in node.items]
+        case MapNode():
+            return {key.text: to_value(value) for key, value in node.entries}

@@ -1,0 +1,161 @@
+"""What is wrong with a user's file, where, and what to do about it.
+
+Errors:
+
+* SpecError      the file or a parameter must be changed; carries every problem found, not the first only
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+_EXCERPT_WIDTH = 100  # characters of a source line that an error shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A place in a file: line and column from 1, the character's index from 0, and how many characters are meant."""
+
+    line: int
+    column: int
+    index: int = 0
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong. Line 0 is outside of any file, as a command line's parameter is."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+    expected: str = ""
+    suggestion: str = ""
+    excerpt: str = ""  # the source line
+    width: int = 1  # characters underlined
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        lines = [f"{place}: {self.message}", *self._source()]
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.suggestion:
+            lines.append(f"  hint: {self.suggestion}")
+        return "\n".join(lines)
+
+    def _source(self) -> list[str]:
+        if not self.line or not self.excerpt.strip():
+            return []
+        start = max(0, self.column - 60)  # a long line is shown around its fault
+        # What cannot be printed, a tab included, is shown as one space, so that the caret stays under its target.
+        shown = "".join(char if char.isprintable() else " " for char in self.excerpt[start : start + _EXCERPT_WIDTH])
+        caret = " " * (self.column - 1 - start) + "^" * max(1, min(self.width, len(shown) - self.column + 1 + start))
+        number = f"{self.line:>5} | "
+        return [number + shown.rstrip(), " " * (len(number) - 2) + "| " + caret]
+
+
+class SpecError(Exception):
+    """A task file that cannot be used as it is; `str()` is ready for people."""
+
+    code: ClassVar[str] = "invalid_task"
+    status: ClassVar[int] = 422
+    hint: ClassVar[str] = "Change the file where it says so; `cavvy validate FILE` checks it again."
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        tail = f"\n\n{count} problems." if count > 1 else ""
+        return "\n\n".join(str(problem) for problem in self.problems) + tail
+
+
+class Notes:
+    """Collects the problems of one file while it is read."""
+
+    def __init__(self, file: str, text: str, now: datetime | None = None) -> None:
+        self.file = file
+        self.text = text
+        self.now = now  # None: times in the past are not found out
+        self._lines: list[str] | None = None
+        self._problems: list[Problem] = []
+
+    def add(self, mark: Mark, message: str, *, expected: str = "", suggestion: str = "") -> None:
+        excerpt = self.lines[mark.line - 1] if 0 < mark.line <= len(self.lines) else ""
+        problem = Problem(
+            file=self.file,
+            line=mark.line,
+            column=mark.column,
+            message=message,
+            expected=expected,
+            suggestion=suggestion,
+            excerpt=excerpt,
+            width=mark.width,
+        )
+        if problem not in self._problems:  # one anchor used twice is wrong once
+            self._problems.append(problem)
+
+    def outside(self, place: str, message: str, *, expected: str = "", suggestion: str = "") -> None:
+        """Note a problem that is in no line of the file."""
+        self._problems.append(
+            Problem(file=place, line=0, column=0, message=message, expected=expected, suggestion=suggestion)
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The file's lines as YAML counts them."""
+        if self._lines is None:
+            self._lines = _BREAK.split(self.text)
+        return self._lines
+
+    def scratch(self) -> "Notes":
+        """Empty notes on the same file, for trying something."""
+        notes = Notes(self.file, self.text, self.now)
+        notes._lines = self.lines
+        return notes
+
+    def adopt(self, other: "Notes") -> None:
+        """Take over what was noted elsewhere on the same file."""
+        self._problems += [problem for problem in other._problems if problem not in self._problems]
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def check(self) -> None:
+        """Raise SpecError where anything was noted, in the order of the file."""
+        if self._problems:
+            raise SpecError(sorted(self._problems, key=lambda problem: (problem.line, problem.column)))
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` is most likely a slip of, or None."""
+    from difflib import get_close_matches
+
+    by_folded = {choice.lower().replace("-", "_"): choice for choice in choices}
+    cutoff = 0.65 if len(word) > 3 else 0.5
+    close = get_close_matches(word.lower().replace("-", "_")[:80], by_folded, n=1, cutoff=cutoff)
+    return by_folded[close[0]] if close else None
+
+
+def listed(words: Iterable[str], last: str = "or") -> str:
+    """Words for people: "a, b or c"."""
+    *most, end = list(words)
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def slug(text: str) -> str:
+    """The name of [a-z0-9-] closest to `text`; "" where nothing of it can stay."""
+    from unicodedata import combining, normalize
+
+    letters = "".join(char for char in normalize("NFKD", text) if not combining(char))  # ü becomes u
+    return re.sub(r"[^a-z0-9]+", "-", letters.lower()).strip("-")[:63].strip("-")
+
+
+def shown(text: str, limit: int = 40) -> str:
+    """A user's text quoted for an error, cut where it is long."""
+    return repr(text if len(text) <= limit else text[: limit - 1] + "…")

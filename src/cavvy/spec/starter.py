@@ -1,0 +1,86 @@
+"""The commented starter file that `cavvy init` writes."""
+
+import json
+from dataclasses import dataclass
+
+from cavvy.domain.tasks import SpotPolicy
+from cavvy.spec.fields.params import escape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What a person said about the task; texts as typed, "" for none."""
+
+    name: str = "hello"
+    run: str = "echo hello from $(hostname)"
+    gpu: str = ""
+    spot: SpotPolicy = SpotPolicy.NEVER
+    checkpoint: str = ""
+    budget: str = ""
+
+
+def make_starter(answers: Answers) -> str:
+    """A task file of these answers; the rest of what a file can say stands in comments."""
+    run = escape(answers.run.strip())
+    return f"""\
+# A task for Cavvy: what to run, and what it needs.
+#   cavvy validate FILE   check it        cavvy plan FILE   what it would cost, everywhere
+#   cavvy run FILE        run it          every key: docs/reference/task-file.md
+name: {answers.name}
+
+# Parameters: override them with --param NAME=VALUE, use them as ${{{{ params.NAME }}}} or $CAVVY_PARAM_NAME.
+# params:
+#   lr: 0.1
+
+# What each node must have. What is left out is no constraint.
+resources:
+{_line("gpu", answers.gpu, "H100:8", "NAME:COUNT, NAME:MEMORY, or a list of alternatives")}
+  # cpu: 8+
+  # memory: 64GB
+  spot: {answers.spot}  # never, auto (whichever is cheaper in the end) or only
+
+# nodes: 2  # run on several at once; torchrun finds NODE_RANK and MASTER_ADDR set
+
+# The folder the task runs in, frozen when it is submitted. .gitignore and .cavvyignore are honoured.
+workdir: .
+
+# What to do before. A finished setup is reused until its text or one of the files that it uses changes.
+# setup: {{run: pip install -r requirements.txt, uses: [requirements.txt]}}
+
+run: |
+{_block(run)}
+
+# A folder within the working folder that outlives a node: write checkpoints to it, and resume from it at the start.
+{_checkpoint(answers.checkpoint)}
+
+limits:
+{_line("budget", answers.budget, "25", "US dollars; the job is stopped before it costs more")}
+  # duration: 6h
+
+# env: {{EPOCHS: 10}}
+# secrets: [HF_TOKEN]  # set before with: cavvy secret set HF_TOKEN
+"""
+
+
+def _line(key: str, value: str, example: str, comment: str) -> str:
+    if value:
+        return f"  {key}: {_quoted(value)}  # {comment}"
+    return f"  # {key}: {example}  # {comment}"
+
+
+def _checkpoint(path: str) -> str:
+    return (
+        f"checkpoint: {{path: {_quoted(path)}, every: 10m}}"
+        if path
+        else "# checkpoint: {path: checkpoints, every: 10m}"
+    )
+
+
+def _block(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+def _quoted(text: str) -> str:
+    """A YAML scalar of one line, in quotes only where it needs them."""
+    plain = text.replace(":", "").replace(".", "").replace("-", "").replace("_", "").replace("/", "").isalnum()
+    return text if plain and ": " not in text and not text.endswith(":") else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,330 @@
+"""YAML text to a tree whose every node knows its place in the file.
+
+YAML 1.2's scalars: only true and false are booleans, so `no`, `on` and `yes` are words and 10:30 is no number.
+Anchors and merge keys work; duplicate keys, several documents, foreign tags and alias bombs are refused.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cavvy.domain.tasks import Scalar
+from cavvy.spec.problems import Mark, Notes, shown
+
+if TYPE_CHECKING:
+    from yaml.error import MarkedYAMLError
+    from yaml.events import AliasEvent, Event, ScalarEvent
+
+MAX_CHARACTERS = 1 << 20
+MAX_DEPTH = 40
+MAX_NODES = 50_000  # after aliases are followed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarNode:
+    """One value. `text` is as written, `value` as YAML 1.2 reads it (None is null)."""
+
+    mark: Mark
+    text: str
+    value: Scalar | None
+    plain: bool = True  # without quotes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapNode:
+    """Keys with values, in the order of the file; keys are unique."""
+
+    mark: Mark
+    entries: tuple[tuple[ScalarNode, "Node"], ...]
+
+    def get(self, key: str) -> "Node | None":
+        return next((value for name, value in self.entries if name.text == key), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListNode:
+    """Values in order."""
+
+    mark: Mark
+    items: tuple["Node", ...]
+
+
+Node = ScalarNode | MapNode | ListNode
+
+
+def check_single(documents: "Sequence[Node]", notes: Notes) -> Node | None:
+    """The only document; None after its follower was noted, where there is one."""
+    if len(documents) > 1:
+        hint = "one task in one file: delete the `---` above or make a second file"
+        notes.add(documents[1].mark, "a second document begins here", suggestion=hint)
+        return None
+    return documents[0]
+
+
+def compose_all(text: str, notes: Notes, *, repeated: "list[ScalarNode] | None" = None) -> "tuple[Node, ...]":
+    """The trees of all documents in `text`, () after the reason was noted.
+
+    With `repeated` it is read as PyYAML's own loader does, which knows nothing of libyaml: a key that is there twice
+    is no problem, the last one counts and the list gets it; and a tab between words is one.
+    """
+    if len(text) > MAX_CHARACTERS:
+        notes.outside(notes.file, f"the file has {len(text):,} characters", expected=f"at most {MAX_CHARACTERS:,}")
+        return ()
+    if not _readable(text, notes):
+        return ()
+    import yaml
+
+    loader = yaml.SafeLoader if repeated is not None else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return tuple(_Composer(yaml.parse(text, Loader=loader), notes, repeated).documents())
+    except yaml.MarkedYAMLError as error:
+        _explain(error, notes)
+    except yaml.YAMLError as error:
+        notes.add(Mark(line=1, column=1), f"this is not YAML: {error}")
+    except _Hopeless:
+        pass
+    return ()
+
+
+def read_scalar(text: str) -> Scalar | None:
+    """What YAML 1.2 (core schema) makes of a plain scalar."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _OTHER_BASE.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def describe(node: Node) -> str:
+    """What a node is, for an error: "a list", "the text 'x'"."""
+    match node:
+        case ScalarNode(value=None):
+            return "nothing"
+        case ScalarNode(value=bool()):
+            return f"the truth value {node.text}"
+        case ScalarNode(value=int() | float()):
+            return f"the number {shown(node.text)[1:-1]}"
+        case ScalarNode():
+            return f"the text {shown(node.text)}"
+        case ListNode():
+            return "a list"
+        case MapNode():
+            return "a table of keys and values"
+
+
+_WORDS: dict[str, Scalar | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+# Numbers of absurd length stay text: Python refuses to read them, and nothing here can use them.
+_INTEGER = re.compile(r"[-+]?[0-9]{1,300}")
+_OTHER_BASE = re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]{1,300}|[0-9]{1,300}(?:\.[0-9]{0,300})?)(?:[eE][-+]?[0-9]{1,9})?")
+_TEXT_TAGS = frozenset({"!", "tag:yaml.org,2002:str"})
+_UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class _Hopeless(Exception):
+    """The reason is noted; there is no tree."""
+
+
+def _readable(text: str, notes: Notes) -> bool:
+    match = _UNREADABLE.search(text)
+    if match is None:
+        return True
+    before = text[: match.start()]
+    line = before.count("\n") + 1
+    name = "a NUL byte" if match[0] == "\0" else f"the character U+{ord(match[0]):04X}"
+    mark = Mark(line=line, column=match.start() - (before.rfind("\n") + 1) + 1)
+    notes.add(mark, f"{name} cannot be in a YAML file", suggestion="delete it; is this a text file in UTF-8?")
+    return False
+
+
+class _Composer:
+    """Builds the trees of a file's documents from the parser's events."""
+
+    def __init__(self, events: "Iterator[Event]", notes: Notes, repeated: list[ScalarNode] | None) -> None:
+        self._events = events
+        self._notes = notes
+        self._repeated = repeated
+        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._open: set[str] = set()
+        self._count = 0
+
+    def documents(self) -> Iterator[Node]:
+        from yaml import events
+
+        next(self._events)  # the stream's start
+        count = 0
+        while not isinstance(next(self._events), events.StreamEndEvent):
+            self._anchors.clear()
+            yield self._node(next(self._events), 0)
+            next(self._events)  # the document's end
+            count += 1
+        if not count:
+            self._notes.add(Mark(line=1, column=1), "the file is empty", suggestion="`cavvy init` writes a starter")
+
+    def _node(self, event: "Event", depth: int) -> Node:
+        from yaml import events
+
+        self._count += 1
+        if self._count > MAX_NODES:
+            self._fail(event, f"the file has more than {MAX_NODES:,} values once its aliases are followed")
+        if depth > MAX_DEPTH:
+            self._fail(event, f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(event, events.AliasEvent):
+            return self._alias(event)
+        anchor = getattr(event, "anchor", None)
+        before = self._count
+        if anchor is not None:
+            self._open.add(anchor)
+        if isinstance(event, events.ScalarEvent):
+            node: Node = self._scalar(event)
+        elif isinstance(event, events.SequenceStartEvent):
+            self._refuse_tag(event, "tag:yaml.org,2002:seq")
+            node = ListNode(mark=_mark(event), items=tuple(self._items(depth)))
+        else:
+            self._refuse_tag(event, "tag:yaml.org,2002:map")
+            node = MapNode(mark=_mark(event), entries=self._entries(depth))
+        if anchor is not None:
+            self._open.discard(anchor)
+            self._anchors[anchor] = (node, self._count - before + 1)
+        return node
+
+    def _alias(self, event: "AliasEvent") -> Node:
+        if event.anchor in self._anchors:
+            node, size = self._anchors[event.anchor]
+            self._count += size
+            return node
+        if event.anchor in self._open:
+            self._fail(event, f"the alias *{event.anchor} stands inside of what it repeats")
+        self._fail(event, f"the alias *{event.anchor} has no anchor &{event.anchor} before it")
+        raise AssertionError
+
+    def _scalar(self, event: "ScalarEvent") -> ScalarNode:
+        plain = not event.style and event.tag is None
+        if event.tag is not None and event.tag not in _TEXT_TAGS:
+            self._note_tag(event, event.tag)
+        start, end = event.start_mark, event.end_mark
+        width = max(1, end.column - start.column) if start and end and start.line == end.line else 1
+        value = read_scalar(event.value) if plain else event.value
+        return ScalarNode(mark=replace(_mark(event), width=width), text=event.value, value=value, plain=plain)
+
+    def _items(self, depth: int) -> Iterator[Node]:
+        from yaml.events import SequenceEndEvent
+
+        while not isinstance(event := next(self._events), SequenceEndEvent):
+            yield self._node(event, depth + 1)
+
+    def _entries(self, depth: int) -> tuple[tuple[ScalarNode, Node], ...]:
+        from yaml.events import MappingEndEvent
+
+        entries: dict[str, tuple[ScalarNode, Node]] = {}
+        merged: list[Node] = []
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            key = self._node(event, depth + 1)
+            value = self._node(next(self._events), depth + 1)
+            if not isinstance(key, ScalarNode) or (key.plain and key.value is None):
+                self._notes.add(key.mark, f"{describe(key)} cannot be a key", expected="a word before the colon")
+            elif key.plain and key.text == "<<":
+                merged.append(value)
+            elif key.text in entries and self._repeated is not None:
+                self._repeated.append(key)
+                entries[key.text] = (key, value)
+            elif key.text in entries:
+                self._duplicate(key, entries[key.text][0])
+            else:
+                entries[key.text] = (key, value)
+        for node in merged:
+            self._merge(node, entries)
+        return tuple(entries.values())
+
+    def _merge(self, node: Node, entries: dict[str, tuple[ScalarNode, Node]]) -> None:
+        """YAML's merge key: a table's own keys win, then the first of those that are merged."""
+        for source in node.items if isinstance(node, ListNode) else (node,):
+            if isinstance(source, MapNode):
+                for key, value in source.entries:
+                    entries.setdefault(key.text, (key, value))
+            else:
+                expected = "an alias of a table, as in `<<: *base`"
+                self._notes.add(source.mark, f"{describe(source)} cannot be merged", expected=expected)
+
+    def _duplicate(self, key: ScalarNode, first: ScalarNode) -> None:
+        self._notes.add(
+            key.mark,
+            f"the key {shown(key.text)} is there twice",
+            suggestion=f"it is first at line {first.mark.line}; keep one of them",
+        )
+
+    def _refuse_tag(self, event: "Event", allowed: str) -> None:
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!", allowed):
+            self._note_tag(event, str(tag))
+
+    def _note_tag(self, event: "Event", tag: str) -> None:
+        written = tag.replace("tag:yaml.org,2002:", "!!")
+        self._notes.add(_mark(event), f"the tag {shown(written)} means nothing here", suggestion="delete it")
+
+    def _fail(self, event: "Event", message: str, suggestion: str = "") -> None:
+        self._notes.add(_mark(event), message, suggestion=suggestion)
+        raise _Hopeless
+
+
+def _mark(event: "Event") -> Mark:
+    start = event.start_mark
+    assert start is not None  # every event of a parser has one
+    return Mark(line=start.line + 1, column=start.column + 1, index=start.index)
+
+
+# What libyaml and PyYAML say -> what it means to the author, and what to do.
+_EXPLAINED = (
+    ("tab between", "a tab stands where a space must", "use a space, or delete it at the end of the line"),
+    ("tab", "a tab cannot indent YAML", "use spaces, two for each level"),
+    ("cannot start any token", "this character cannot begin a value", "put the value in quotes"),
+    ("mapping values are not allowed", "a colon where no key can be", "check the indentation, or quote the text"),
+    ("could not find expected ':'", "a key without a colon", "write `key: value`, with a space after the colon"),
+    ("did not find expected ':'", "a key without a colon", "write `key: value`, with a space after the colon"),
+    ("did not find expected key", "the indentation does not fit the lines above", "align the keys of one table"),
+    ("did not find expected '-' indicator", "the indentation does not fit the list above", "align its `-` signs"),
+    ("did not find expected ',' or", "a bracket or brace is not closed, or a comma is missing", "close it"),
+    ("unexpected end of stream", "a quote is opened and never closed", "close it"),
+    ("did not find expected node content", "a value is missing, or a bracket is not closed", "write it"),
+    ("block sequence entries are not allowed", "a list cannot begin here", "put it on lines of its own, indented"),
+    ("incompatible YAML document", "this YAML version is not supported", "delete the %YAML line"),
+    ("undefined tag handle", "a value begins with `!`", "put it in quotes"),
+    ("unknown escape character", "an unknown escape in a text of double quotes", "use single quotes"),
+)
+
+
+def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
+    place = error.problem_mark or error.context_mark
+    mark = Mark(line=place.line + 1, column=place.column + 1) if place else Mark(line=1, column=1)
+    begun = error.context_mark
+    if mark.line > len(notes.lines) or not notes.lines[mark.line - 1].strip():
+        # What is never closed is missed at the file's end only.
+        mark = Mark(line=begun.line + 1, column=begun.column + 1) if begun else mark
+    if mark.line > len(notes.lines) or not notes.lines[mark.line - 1].strip():
+        last = max((at for at, line in enumerate(notes.lines) if line.strip()), default=0)
+        mark = Mark(line=last + 1, column=len(notes.lines[last]) + 1)
+    line = notes.lines[mark.line - 1]
+    problem = str(error.problem)
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        problem = "tab"
+    elif line[mark.column - 1 : mark.column] == "\t":
+        problem = "tab between"
+    message, suggestion = problem, ""
+    for fragment, meaning, remedy in _EXPLAINED:
+        if fragment in problem:
+            message, suggestion = meaning, remedy
+            break
+    if "${{" in line:
+        suggestion = "inside of { } or [ ], put `${{ … }}` in quotes"
+    if begun is not None and begun.line + 1 != mark.line:
+        message += f" (it begins at line {begun.line + 1})"
+    notes.add(mark, f"this is not YAML: {message}", suggestion=suggestion)

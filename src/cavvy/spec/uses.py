@@ -1,0 +1,32 @@
+"""Which files of a frozen folder a setup uses; asked when a task is checked, and when its setup's key is made."""
+
+import os
+from collections.abc import Collection, Sequence
+
+from cavvy.spec.problems import nearest
+
+
+def is_used(path: str, uses: Sequence[str]) -> bool:
+    """Whether a file of the folder is one of `uses`, or lies in one of them."""
+    return any(path == use or path.startswith(use + "/") for use in uses)
+
+
+def explain_unused(paths: Collection[str], uses: Sequence[str]) -> list[tuple[str, str]]:
+    """What is wrong with the entries of `uses` that no file of the folder answers to, each with what to do."""
+    return [
+        (
+            f"`setup.uses` names {use}, which is not in the frozen working folder ({len(paths):,} files)",
+            _suggest(use, paths),
+        )
+        for use in uses
+        if not any(is_used(path, (use,)) for path in paths)
+    ]
+
+
+def _suggest(use: str, paths: Collection[str]) -> str:
+    if any(letter in use for letter in "*?["):
+        return "patterns are not read here: name the files, or the folder that they are in"
+    close = nearest(os.path.basename(use), {os.path.basename(path) for path in paths})
+    found = next((path for path in sorted(paths) if os.path.basename(path) == close), None) if close else None
+    meant = f"did you mean `{found}`? If not, " if found else ""
+    return f"{meant}check that the file exists and that neither .gitignore nor .cavvyignore leaves it out"

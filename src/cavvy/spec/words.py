@@ -1,0 +1,203 @@
+"""A task in plain words, so that its author can see what was understood."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task, Transfer, Volume, Workdir
+from cavvy.domain.units import format_duration, format_memory, format_rate, format_usd
+from cavvy.spec.problems import listed
+
+
+def describe_task(task: Task) -> list[tuple[str, str]]:
+    """Names and texts in the order in which they matter; what was left out is not told."""
+    rows = [
+        ("name", task.name if task.project == "default" else f"{task.name}, in project {task.project}"),
+        ("runs", _run(task)),
+        ("on", describe_nodes(task)),
+        ("where", _where(task.resources)),
+        *_others(task.resources),
+        ("checked", _check(task.resources)),
+        ("folder", _workdir(task.workdir)),
+        ("inputs", ", ".join(f"{each.source} as {each.target}{_how(each)}" for each in task.inputs)),
+        ("outputs", ", ".join(f"{each.source} to {each.target}{_how(each)}" for each in task.outputs)),
+        ("volumes", ", ".join(f"{each.source} at {each.path}{_mode(each)}" for each in task.volumes)),
+        ("params", ", ".join(f"{name}={_scalar(value)}" for name, value in task.params.items())),
+        ("secrets", ", ".join(task.secrets)),
+        ("checkpoint", _checkpoint(task)),
+        ("starts", _start(task)),
+        ("stops", _limits(task)),
+        ("tries again", _retry(task)),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def describe_nodes(task: Task) -> str:
+    """What the work runs on, such as "2 nodes, each with 8 H100"."""
+    count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
+    return f"{count} {_needs(task.resources)}"
+
+
+def describe_accelerator(need: AcceleratorNeed) -> str:
+    """One choice of accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
+    most = need.count_max
+    endless = most is not None and most >= 65_536  # the catalog's upper end of an open range
+    count = str(need.count_min)
+    if endless:
+        count = f"at least {count}"
+    elif most is not None and most != need.count_min:
+        count = f"{count} to {most}"
+    low, high = need.memory_min_mib, need.memory_max_mib
+    memory = ""
+    if low is not None and low == high:
+        memory = f" of {format_memory(low)}"
+    elif low is not None or high is not None:
+        memory = f" of {_between(low, high)}"
+    return f"{count} {need.name or 'accelerators'}{memory}"
+
+
+def _needs(need: Resources) -> str:
+    parts = []
+    if need.accelerators:
+        parts.append(listed(describe_accelerator(each) for each in need.accelerators))
+    if need.cpus_min is not None or need.cpus_max is not None:
+        noun = "CPU" if (need.cpus_min if need.cpus_max is None else need.cpus_max) == 1 else "CPUs"
+        parts.append(f"{_range(need.cpus_min, need.cpus_max, lambda value: f'{value:g}')} {noun}")
+    if need.memory_min_mib is not None or need.memory_max_mib is not None:
+        parts.append(_between(need.memory_min_mib, need.memory_max_mib) + " of memory")
+    if need.memory_per_cpu_mib is not None:
+        parts.append(f"at least {format_memory(need.memory_per_cpu_mib)} of memory for each CPU")
+    if need.disk_gib is not None or need.disk_type is not None:
+        size = f"{need.disk_gib} GiB of " if need.disk_gib is not None else ""
+        parts.append(f"{size}{need.disk_type or ''} disk".replace("  ", " "))
+    if need.network is not None and need.network.min_mbps:
+        parts.append(f"a network of at least {need.network.min_mbps / 1000:g} Gbit/s")
+    kind = f"of type {need.instance}" if need.instance else ""
+    return " ".join(part for part in (kind, f"with {listed(parts, 'and')}" if parts else "") if part) or "of any kind"
+
+
+def _between(low: int | None, high: int | None) -> str:
+    return _range(low, high, lambda mib: format_memory(int(mib)))
+
+
+def _range(low: float | None, high: float | None, shown: Callable[[float], str]) -> str:
+    if low is None:
+        return f"at most {shown(high or 0)}"
+    if high is None:
+        return f"at least {shown(low)}"
+    return shown(low) if low == high else f"{shown(low)} to {shown(high)}"
+
+
+def _where(need: Resources) -> str:
+    places = f"at {listed(need.providers)}" if need.providers else "at any provider"
+    regions = f" in {listed(need.regions)}" if need.regions else ""
+    spot = {
+        SpotPolicy.NEVER: "never on spot capacity",
+        SpotPolicy.AUTO: "on spot capacity where that is cheaper in the end",
+        SpotPolicy.ONLY: "on spot capacity only",
+    }[need.spot]
+    price = f", at most {format_rate(need.max_rate)} for each node" if need.max_rate is not None else ""
+    return f"{places}{regions}, {spot}{price}"
+
+
+def _others(need: Resources) -> list[tuple[str, str]]:
+    """The other wishes that will do."""
+    word = "else" if need.ordered else "or"
+    return [(word, f"{_needs(each)}, {_where(each)}") for each in need.any_of[1:]]
+
+
+def _check(need: Resources) -> str:
+    if need.check is None:
+        return ""
+    link = f", and {need.check.link_mbps / 1000:g} Gbit/s between nodes" if need.check.link_mbps else ""
+    return f"at boot: GPUs with at least {need.check.share:.0%} of their data sheet{link}"
+
+
+def _run(task: Task) -> str:
+    lines = [line.strip() for line in task.run.strip().splitlines()]
+    if not lines:
+        return "nothing" + _image(task)
+    first = lines[0] if len(lines[0]) <= 70 else lines[0][:69] + "…"
+    more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
+    return first + more + _image(task) + (", after its setup" if task.setup else "")
+
+
+def _how(item: Transfer) -> str:
+    if item.every is not None:
+        return f" (every {_length(item.every)} too)"
+    return " (streamed)" if item.stream else ""
+
+
+def _mode(volume: Volume) -> str:
+    return " (read only)" if volume.read_only else ""
+
+
+def _image(task: Task) -> str:
+    if task.image_build is not None:
+        path = "" if task.image_build.path == "." else task.image_build.path + "/"
+        return f", in the image of {path}{task.image_build.dockerfile}"
+    return f", in the image {task.image}" if task.image else ""
+
+
+def _workdir(workdir: Workdir | None) -> str:
+    if workdir is None:
+        return "an empty one"
+    if workdir.git is not None:
+        return f"{workdir.git} at {workdir.commit or 'no commit'}"
+    return f"{workdir.path}, frozen when it is submitted"
+
+
+def _scalar(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _checkpoint(task: Task) -> str:
+    if task.checkpoint is None:
+        return ""
+    every = f", every {_length(task.checkpoint.every)}" if task.checkpoint.every else ""
+    every = ", as often as is worth it" if task.checkpoint.auto else every
+    return f"{task.checkpoint.path}{every}; it outlives a node"
+
+
+def _start(task: Task) -> str:
+    window = f"when it is cheapest in {task.window.text} ({task.window.time_zone})" if task.window else ""
+    if task.schedule is None:
+        return window
+    zone = f"again and again: {task.schedule.cron} ({task.schedule.time_zone})"
+    start = _time(task.schedule.at) if task.schedule.at else zone
+    return f"{start}, {window}" if window else start
+
+
+def _limits(task: Task) -> str:
+    limits = task.limits
+    parts = [
+        f"at {_time(limits.deadline)}" if limits.deadline else "",
+        f"{_length(limits.deadline_after)} after its submission" if limits.deadline_after else "",
+        f"after running for {_length(limits.duration)}" if limits.duration else "",
+        f"before it costs more than {format_usd(limits.budget)}" if limits.budget else "",
+        f"after being idle for {_length(limits.idle)}" if limits.idle else "",
+    ]
+    return listed(part for part in parts if part) if any(parts) else ""
+
+
+def _retry(task: Task) -> str:
+    retry = task.retry
+    parts = [
+        _times(retry.preemption, "being preempted"),
+        _times(retry.node, "the loss of a node"),
+        _times(retry.exit, f"exit code {listed(map(str, retry.exit_codes))}" if retry.exit_codes else "a failure"),
+    ]
+    return ", ".join(part for part in parts if part) or "never"
+
+
+def _times(count: int | None, what: str) -> str:
+    if count == 0:
+        return ""
+    return f"after {what}" + ("" if count is None else " once" if count == 1 else f" {count} times")
+
+
+def _time(moment: datetime | None) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M UTC") if moment else ""
+
+
+def _length(length: timedelta | None) -> str:
+    return format_duration(length).removesuffix("00m").removesuffix("00s") if length else ""

@@ -1,0 +1,298 @@
+"""Freezes a working folder: a manifest of its files by content, whose hash names it for ever.
+
+Errors:
+
+* FreezeError    the folder cannot be frozen as it is; the user must change it
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from cavvy.spec.ignore import OWN_FILE, list_files
+
+# A folder beyond these is nearly always a mistake: data or an environment that an ignore file should name.
+MOST_BYTES = 10 << 30
+MOST_FILES = 200_000
+_SETTLE_NS = 2_000_000_000  # a file changed so shortly before the cache was written may change again unseen
+_CACHE_FORMAT = 1
+Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+
+class FreezeError(Exception):
+    """A folder that cannot be frozen; the message says which file and what to do."""
+
+    code: ClassVar[str] = "workdir_refused"
+    status: ClassVar[int] = 422
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file, or one link with its target. `path` is relative, with slashes."""
+
+    path: str
+    size: int = 0
+    mode: int = 0o644  # 0o755 where the owner may execute it
+    sha256: str = ""
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A frozen folder. `hash` is the SHA-256 of `manifest`; equal content gives an equal hash on every machine."""
+
+    folder: Path
+    entries: tuple[Entry, ...]
+    manifest: bytes = field(repr=False)
+    hash: str
+    notes: tuple[str, ...] = ()  # what was left out or may surprise, for people
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries)
+
+    def biggest(self, count: int = 5) -> tuple[Entry, ...]:
+        return tuple(sorted(self.entries, key=lambda entry: (-entry.size, entry.path))[:count])
+
+    def blobs(self) -> dict[str, bytes | Path]:
+        """Everything to upload, by SHA-256: the manifest itself and each content once."""
+        files: dict[str, bytes | Path] = {
+            entry.sha256: self.folder / entry.path for entry in self.entries if entry.link is None
+        }
+        return {**files, self.hash: self.manifest}
+
+
+def freeze(
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    cache: Path | None = None,
+    state: Path | None = None,
+    most_bytes: int = MOST_BYTES,
+    most_files: int = MOST_FILES,
+) -> Snapshot:
+    """Read a folder into a snapshot. `cache` is a folder in which hashes of unchanged files are remembered.
+
+    `state` is Cavvy's own folder, which holds keys and is never part of a snapshot. `.gitignore` (in a repository: as
+    git applies it) and `.cavvyignore` are honoured. Raises FreezeError.
+    """
+    folder = Path(os.path.abspath(folder))
+    _check_folder(folder)
+    try:
+        paths = list_files(folder)
+    except OSError as error:
+        raise FreezeError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    paths, left_out = _without_state(folder, paths, state)
+    if len(paths) > most_files:
+        raise FreezeError(f"{folder} has {len(paths):,} files, more than {most_files:,}", _ignore_hint(folder, paths))
+    found, notes = _look(folder, paths)
+    _check_size(folder, found, most_bytes)
+    entries = _hash_all(folder, found, _Cache(cache, folder), progress)
+    manifest = _manifest(entries)
+    return Snapshot(
+        folder=folder,
+        entries=entries,
+        manifest=manifest,
+        hash=hashlib.sha256(manifest).hexdigest(),
+        notes=(*left_out, *notes),
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise FreezeError(f"the working folder {folder} does not exist", "change `workdir` in the task file")
+    if not folder.is_dir():
+        raise FreezeError(f"the working folder {folder} is a file", "name the folder that it is in")
+    if folder in (Path("/"), Path.home()):
+        hint = "put the task file and what it needs into a folder of their own"
+        raise FreezeError(f"{folder} is no working folder", hint)
+
+
+Found = tuple[Entry, os.stat_result]
+
+
+def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
+    """What each path is now, without its content; files that vanished meanwhile are left out."""
+    found: list[Found] = []
+    notes: list[str] = []
+    for path in paths:
+        full = folder / path
+        try:
+            path.encode()
+            seen = full.lstat()
+            if stat.S_ISLNK(seen.st_mode):
+                found.append((_link(folder, path, notes), seen))
+            elif stat.S_ISREG(seen.st_mode):
+                mode = 0o755 if seen.st_mode & stat.S_IXUSR else 0o644
+                found.append((Entry(path=path, size=seen.st_size, mode=mode), seen))
+            else:
+                notes.append(f"{path} is left out: it is a {_sort_of(seen.st_mode)}")
+        except FileNotFoundError:
+            continue
+        except UnicodeEncodeError as error:
+            raise FreezeError(f"the name of {path!r} is not UTF-8", "rename it") from error
+        except OSError as error:
+            raise FreezeError(f"cannot read {path}: {error.strerror}", f"or name it in {OWN_FILE}") from error
+    return found, notes
+
+
+def _without_state(folder: Path, paths: list[str], state: Path | None) -> tuple[list[str], list[str]]:
+    """The paths that are not in Cavvy's own folder, and a note where some are."""
+    inside = ".." if state is None else os.path.relpath(os.path.realpath(state), os.path.realpath(folder))
+    if inside.split("/")[0] == "..":
+        return paths, []
+    if inside == ".":
+        raise FreezeError(f"{folder} is Cavvy's own folder of state and keys", "run from another folder")
+    kept = [path for path in paths if not path.startswith(f"{inside}/")]
+    return kept, [f"{inside} is left out: it is Cavvy's own state"] if len(kept) < len(paths) else []
+
+
+def _link(folder: Path, path: str, notes: list[str]) -> Entry:
+    target = os.readlink(folder / path)
+    target.encode()
+    landing = os.path.normpath(os.path.join(os.path.dirname(folder / path), target))
+    if os.path.isabs(target) or os.path.commonpath([landing, folder]) != str(folder):
+        notes.append(f"{path} is a link out of the folder, to {target}: kept as a link, its target is not sent along")
+    return Entry(path=path, mode=0o777, link=target)
+
+
+def _sort_of(mode: int) -> str:
+    tests = ((stat.S_ISSOCK, "socket"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISBLK, "device"))
+    return next((name for test, name in tests if test(mode)), "device" if stat.S_ISCHR(mode) else "special file")
+
+
+def _check_size(folder: Path, found: Sequence[Found], most_bytes: int) -> None:
+    total = sum(entry.size for entry, _ in found)
+    if total > most_bytes:
+        biggest = sorted(found, key=lambda item: -item[0].size)[:3]
+        names = ", ".join(f"{entry.path} ({_size_words(entry.size)})" for entry, _ in biggest)
+        raise FreezeError(
+            f"{folder} holds {_size_words(total)}, more than {_size_words(most_bytes)}; the biggest are {names}",
+            f"name what is not needed in {OWN_FILE}, and keep data outside of the working folder",
+        )
+
+
+def _ignore_hint(folder: Path, paths: Sequence[str]) -> str:
+    counts: dict[str, int] = {}
+    for path in paths:
+        top = path.split("/", 1)[0]
+        counts[top] = counts.get(top, 0) + 1
+    top, count = max(counts.items(), key=lambda item: item[1])
+    return f"{count:,} are in {top}; name it in {OWN_FILE} if it is not needed"
+
+
+def _size_words(size: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size = size / 1024  # type: ignore[assignment] # only printed
+    return f"{size:.1f} GiB"
+
+
+def _hash_all(folder: Path, found: Sequence[Found], cache: "_Cache", progress: Progress | None) -> tuple[Entry, ...]:
+    total, done = sum(entry.size for entry, _ in found), 0
+    entries: list[Entry] = []
+    for entry, seen in found:
+        if entry.link is None:
+            known = cache.get(entry.path, seen)
+            size, digest = (seen.st_size, known) if known else _hash(folder, entry.path, cache)
+            entries.append(Entry(path=entry.path, size=size, mode=entry.mode, sha256=digest))
+            done += entry.size
+            if progress is not None:
+                progress(done, total)
+        else:
+            entries.append(entry)
+    cache.write()
+    return tuple(entries)
+
+
+def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
+    """Size and SHA-256 of a file that stays the same while it is read."""
+    for _ in range(3):
+        try:
+            with open(folder / path, "rb") as stream:
+                before = os.fstat(stream.fileno())
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                after = os.fstat(stream.fileno())
+        except OSError as error:
+            hint = f"make it readable, or name it in {OWN_FILE}"
+            raise FreezeError(f"cannot read {path}: {error.strerror}", hint) from error
+        if _identity(before) == _identity(after):
+            cache.put(path, after, digest)
+            return after.st_size, digest
+    raise FreezeError(f"{path} changes all the time", f"stop what writes it, or name it in {OWN_FILE}")
+
+
+def _identity(seen: os.stat_result) -> tuple[int, int, int, int]:
+    return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino
+
+
+def _manifest(entries: Sequence[Entry]) -> bytes:
+    files = [
+        {"path": entry.path, "link": entry.link}
+        if entry.link is not None
+        else {"path": entry.path, "sha256": entry.sha256, "mode": entry.mode, "size": entry.size}
+        for entry in entries
+    ]
+    return json.dumps({"files": files}, separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode()
+
+
+class _Cache:
+    """Hashes of files that have not changed since, by their path, times, size and inode; losing it costs time only."""
+
+    def __init__(self, root: Path | None, folder: Path) -> None:
+        name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
+        self._file = root / f"{name}.json" if root else None
+        self._known: dict[str, list[object]] = {}
+        self._fresh: dict[str, list[object]] = {}
+        self._written_ns = 0
+        if self._file is not None:
+            self._read(self._file)
+
+    def _read(self, file: Path) -> None:
+        try:
+            self._written_ns = file.stat().st_mtime_ns
+            content = json.loads(file.read_bytes())
+        except (OSError, ValueError):
+            return
+        files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
+        if isinstance(files, dict):
+            self._known = files
+
+    def get(self, path: str, seen: os.stat_result) -> str | None:
+        row = self._known.get(path)
+        if not isinstance(row, list) or len(row) != 5 or row[:4] != list(_identity(seen)):
+            return None
+        # Within one tick of the clock a file can change and keep its times; git calls such entries racy.
+        if max(seen.st_mtime_ns, seen.st_ctime_ns) > self._written_ns - _SETTLE_NS:
+            return None
+        digest = row[4]
+        if not isinstance(digest, str) or len(digest) != 64:
+            return None
+        self._fresh[path] = row
+        return digest
+
+    def put(self, path: str, seen: os.stat_result, digest: str) -> None:
+        self._fresh[path] = [*_identity(seen), digest]
+
+    def write(self) -> None:
+        if self._file is None:
+            return
+        whole = json.dumps({"format": _CACHE_FORMAT, "files": self._fresh}, separators=(",", ":"))
+        partial = self._file.with_suffix(f".{os.getpid()}")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.write_text(whole)
+            partial.replace(self._file)
+        except OSError:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,261 @@
+"""Blobs by the SHA-256 of their bytes, as files; frozen working folders are made of them. Methods block on the disk."""
+
+import errno
+import json
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from hashlib import file_digest, sha256
+from io import BufferedRandom
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from cavvy.store.base import Full, Mismatch, NotFound
+
+_SYNCS = 8  # at a time: the journal writes what waits together at once
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobStore:
+    """A folder of blobs. A blob is there whole or not at all, also after a crash of the system."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def missing(self, hashes: Iterable[str]) -> list[str]:
+        """Those not here, each once, in their order; the others become young for a sweep that runs meanwhile.
+
+        Raises Mismatch for what is no SHA-256.
+        """
+        return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
+
+    def put(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are here. Raises Mismatch, Full."""
+        if _touch(self._path(name)):
+            return
+        with self.writer(name) as writer:
+            for chunk in chunks:
+                writer.write(chunk)
+
+    def writer(self, name: str) -> "BlobWriter":
+        """For bytes that arrive in pieces: a context manager whose clean end stores the blob."""
+        return BlobWriter(self._path(name), name)
+
+    def put_all(self, blobs: Mapping[str, bytes]) -> None:
+        """Store many small blobs, on the disk when this returns, for little more than the price of a few.
+
+        Their hashes are checked before anything is written. Raises Mismatch or Full, and then none was stored.
+        """
+        for name, data in blobs.items():
+            _check(name, sha256(data).hexdigest())
+        fresh = [self._path(name) for name in self.missing(blobs)]
+        token = secrets.token_hex(4)
+        parts = [path.with_name(f"{path.name}.{token}.part") for path in fresh]
+        try:
+            for part, path in zip(parts, fresh, strict=True):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+                    file.write(blobs[path.name])
+            _sync_all(parts)
+            for part, path in zip(parts, fresh, strict=True):
+                os.replace(part, path)
+            _sync_all(list({path.parent for path in fresh}))
+        except OSError as error:
+            raise _told(error, fresh[0]) from error
+        finally:
+            for part in parts:
+                part.unlink(missing_ok=True)
+
+    def append(self, name: str, offset: int, data: bytes, size: int) -> int:
+        """Take a part of a blob of `size` bytes; where the next part has to begin, `size` when the blob is stored.
+
+        Parts come in order; one that does not follow on what is here is answered with where to go on. What is here of
+        an unfinished blob outlives this process, until a sweep. Raises Mismatch (begin anew), Full.
+        """
+        path = self._path(name)
+        if _touch(path):
+            return size
+        part = path.with_name(f"{name}.part")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+                here = os.fstat(file.fileno()).st_size
+                if offset <= here and offset + len(data) > here:
+                    file.seek(offset)
+                    file.write(data)
+                    here = offset + len(data)
+                if here < size:
+                    return here
+                _finish_part(file, part, path)
+        except OSError as error:
+            raise _told(error, part) from error
+        return size
+
+    def open(self, name: str) -> BinaryIO:
+        """Raises NotFound."""
+        try:
+            return open(self._path(name), "rb")
+        except FileNotFoundError:
+            raise NotFound(f"no blob {name}") from None
+
+    def path(self, name: str) -> Path:
+        """Where the blob lies, for sending it as a file. Raises NotFound."""
+        path = self._path(name)
+        if not path.is_file():
+            raise NotFound(f"no blob {name}")
+        return path
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """The bytes of a blob of at most `limit` bytes; None: it is larger, or not here. Raises Mismatch."""
+        try:
+            with open(self._path(name), "rb") as file:
+                data = file.read(limit + 1)
+        except FileNotFoundError:
+            return None
+        return data if len(data) <= limit else None
+
+    def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
+        """Remove blobs and unfinished uploads that are not wanted and older; return the bytes that became free.
+
+        The age keeps what was uploaded for a job whose submission is still on its way.
+        """
+        freed, limit = 0, older_than.timestamp()
+        for path in self._root.glob("??/*"):
+            if path.name in wanted:
+                continue
+            try:
+                status = path.stat()
+                if status.st_mtime < limit:
+                    path.unlink()
+                    freed += status.st_size
+            except FileNotFoundError:
+                continue
+        return freed
+
+    def _path(self, name: str) -> Path:
+        if not _HASH.fullmatch(name):
+            raise Mismatch(f"expected a SHA-256 in 64 lower-case hexadecimal digits, not {name!r}")
+        return self._root / name[:2] / name
+
+
+def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: datetime) -> int:
+    """Remove what is older and of no frozen working folder that a job has; return the bytes that became free.
+
+    Nothing is removed where a manifest that a job has cannot be understood.
+    """
+    wanted = set(snapshots)
+    for name in snapshots:
+        try:
+            with blobs.open(name) as file:
+                wanted |= {entry["sha256"] for entry in json.load(file)["files"] if "sha256" in entry}
+        except NotFound:
+            continue  # its parts are of no use without it
+        except (ValueError, KeyError, TypeError):
+            return 0
+    return blobs.sweep(wanted, older_than=older_than)
+
+
+class BlobWriter:
+    """One blob on its way in. Nothing is stored if the block ends with an exception or another hash."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._hash = sha256()
+        self._part = path.with_name(f"{name}.{secrets.token_hex(4)}.part")
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "BlobWriter":
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = open(os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
+        except OSError as error:
+            raise _told(error, self._part) from error
+        return self
+
+    def write(self, data: bytes) -> None:
+        """Raises Full."""
+        assert self._file is not None, "write inside the with block"
+        self._hash.update(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _told(error, self._part) from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        try:
+            if kind is None:
+                self._finish(self._file)
+        except OSError as failure:
+            raise _told(failure, self._part) from failure
+        finally:
+            with suppress(OSError):  # closing flushes once more, which fails again on a full disk
+                self._file.close()
+            self._part.unlink(missing_ok=True)
+
+    def _finish(self, file: BinaryIO) -> None:
+        _check(self._name, self._hash.hexdigest())
+        file.flush()
+        os.fsync(file.fileno())
+        _put_in_place(self._part, self._path)
+
+
+def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
+    """Make a blob of all of its parts. Raises Mismatch, and then nothing of it stays."""
+    file.flush()
+    file.seek(0)
+    found = file_digest(file, "sha256").hexdigest()
+    if found != path.name:
+        part.unlink()
+        raise Mismatch(f"the bytes of blob {path.name} have the hash {found}; send them again")
+    os.fsync(file.fileno())
+    _put_in_place(part, path)
+
+
+def _check(name: str, found: str) -> None:
+    if found != name:
+        raise Mismatch(f"the bytes of blob {name} have the hash {found}; send them again")
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync_all(paths: Sequence[Path]) -> None:
+    """Flush these and nothing else: syncfs would wait for whatever the jobs of this machine are writing, too."""
+    with ThreadPoolExecutor(_SYNCS, "sync") as pool:
+        for _ in pool.map(_sync, paths):
+            pass
+
+
+def _sync(path: Path) -> None:
+    """Flush a closed file, or a folder's names, to the disk."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _touch(path: Path) -> bool:
+    """Whether the file is there; if so, it counts as new."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _told(error: OSError, path: Path) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Full(f"no room to write {path.parent}; nothing was stored: free some disk space")
+    return error

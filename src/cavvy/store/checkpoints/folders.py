@@ -1,0 +1,174 @@
+"""The jobs' folders that outlive attempts: one to write into for work on this machine, blobs for work elsewhere.
+
+`ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that had it last; and `blobs`,
+the files of checkpoints that were handed over. Methods block on the disk.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from cavvy.domain.checkpoints import CheckpointFile
+from cavvy.store.base import Full, Mismatch, NotFound
+from cavvy.store.blobs import BlobStore
+
+_CHUNK = 1 << 20
+_TRIES = 3  # to read a file that changes
+_decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
+NOBODY = -1  # the attempt of a folder that was never used
+
+
+class CheckpointFolders:
+    """Everything below `root`. A job's files are its own: nothing is shared between jobs, so each is swept alone."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def blobs(self, project: str, job_id: str) -> BlobStore:
+        """The files of the job's handed-over checkpoints, and their manifests."""
+        return BlobStore(self._job(project, job_id) / "blobs")
+
+    def last_user(self, project: str, job_id: str) -> int:
+        """Number of the attempt that last had the folder to write into, NOBODY if none had."""
+        try:
+            return int((self._job(project, job_id) / "attempt").read_text())
+        except FileNotFoundError:
+            folder = self._job(project, job_id) / "checkpoint"
+            return 0 if folder.is_dir() and any(folder.iterdir()) else NOBODY
+
+    def lend(self, project: str, job_id: str, attempt: int) -> None:
+        """From now on the folder is this attempt's."""
+        job = self._job(project, job_id)
+        try:
+            job.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = job / "attempt.part"
+            with part.open("w") as file:
+                file.write(str(attempt))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(job / "attempt")
+        except OSError as error:
+            raise _told(error, job) from error
+
+    def keep(self, project: str, job_id: str, files: Sequence[CheckpointFile]) -> str:
+        """Store the manifest of these files and return its hash. Raises Full."""
+        content = msgspec.json.encode({"files": sorted(files, key=lambda each: each.path)})
+        name = hashlib.sha256(content).hexdigest()
+        self.blobs(project, job_id).put(name, [content])
+        return name
+
+    def read(self, project: str, job_id: str, manifest: str) -> list[CheckpointFile]:
+        """The files that a manifest names. Raises Mismatch."""
+        with _open(self.blobs(project, job_id), manifest) as file:
+            try:
+                return _decode(file.read())["files"]
+            except (msgspec.MsgspecError, KeyError) as error:
+                raise Mismatch(f"the checkpoint {manifest} of job {job_id} cannot be read: {error}") from error
+
+    def take_in(self, project: str, job_id: str) -> list[CheckpointFile]:
+        """Copy what lies in the folder into blobs; [] if it is empty. Raises Mismatch, Full, OSError."""
+        folder = self._job(project, job_id) / "checkpoint"
+        blobs = self.blobs(project, job_id)
+        return [_take(blobs, folder, path) for path in sorted(_walk(folder))]
+
+    def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
+        """Make the folder hold exactly these files. One that was killed half-way is begun anew. Raises Full."""
+        job, blobs = self._job(project, job_id), self.blobs(project, job_id)
+        fresh, old, folder = job / "checkpoint.new", job / "checkpoint.old", job / "checkpoint"
+        try:
+            for leftover in (fresh, old):
+                if leftover.exists():
+                    shutil.rmtree(leftover)
+            fresh.mkdir(mode=0o700, parents=True)
+            for each in files:
+                _put(blobs, each, fresh / each.path)
+            if folder.exists():
+                folder.rename(old)
+            fresh.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        except OSError as error:
+            raise _told(error, job) from error
+
+    def _job(self, project: str, job_id: str) -> Path:
+        return self._root / project / job_id
+
+
+FOREVER = timedelta(days=36500)  # the age does not matter where every wanted name is known
+
+
+def find_fault(files: Sequence[CheckpointFile]) -> str:
+    """Why these files cannot be laid out within a folder, "" if they can: a node that sends them is not trusted."""
+    paths = {each.path for each in files}
+    if len(paths) < len(files):
+        return "a path is there twice"
+    for path in paths:
+        parts = path.split("/")
+        if "\0" in path or {"", ".", ".."}.intersection(parts):
+            return f"the path {path!r} is not a plain relative one"
+        if any("/".join(parts[:count]) in paths for count in range(1, len(parts))):
+            return f"the path {path!r} lies in what is a file or a link"
+    return ""
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in (*files, *links):
+            path = os.path.join(parent, name)
+            if os.path.islink(path) or os.path.isfile(path):
+                yield os.path.relpath(path, folder)
+
+
+def _take(blobs: BlobStore, folder: Path, path: str) -> CheckpointFile:
+    full = folder / path
+    if full.is_symlink():
+        return CheckpointFile(path=path, link=os.readlink(full))
+    for tries_left in reversed(range(_TRIES)):
+        with full.open("rb") as file:
+            name = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
+            try:
+                blobs.put(name, iter(lambda: file.read(_CHUNK), b""))
+            except Mismatch:
+                if not tries_left:
+                    raise
+                continue
+            found = os.fstat(file.fileno())
+        return CheckpointFile(
+            path=path, sha256=name, size=found.st_size, mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
+        )
+    raise AssertionError("unreachable")
+
+
+def _put(blobs: BlobStore, each: CheckpointFile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if each.link is not None:
+        path.symlink_to(each.link)
+        return
+    with _open(blobs, each.sha256) as source, path.open("xb") as target:
+        shutil.copyfileobj(source, target, _CHUNK)
+    path.chmod(each.mode & 0o777)
+    os.utime(path, ns=(each.mtime_ns, each.mtime_ns))
+
+
+def _open(blobs: BlobStore, name: str) -> BinaryIO:
+    try:
+        return blobs.open(name)
+    except NotFound as error:
+        raise Mismatch(
+            f"a part of a checkpoint, {name}, is gone from the state folder; put it back, or retry"
+        ) from error
+
+
+def _told(error: OSError, path: Path) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Full(f"no room for a checkpoint in {path}: free some disk space")
+    return error

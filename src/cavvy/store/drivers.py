@@ -1,0 +1,218 @@
+"""The two databases: how to connect, to lock, and what their errors mean to a caller."""
+
+import errno
+import os
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cavvy.store.base import Full, Mismatch, NotFound, Stale, StoreError, Unusable
+
+Row = tuple[Any, ...]
+# File systems of several machines: SQLite's WAL shares memory between processes, which they cannot do.
+# https://sqlite.org/wal.html
+_SHARED = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone)")
+_BUSY_S = 10  # how long a statement waits for another process's lock
+
+
+class Cursor(Protocol):
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Row | None: ...
+    def fetchall(self) -> list[Row]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """One database. Statements are written with `?` and run on the driver's own connection, in its autocommit mode."""
+
+    url: str  # postgresql://…; sqlite:///path
+    path: Path | None  # of the SQLite file
+    journal: str = "wal"
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.path is not None
+
+    @property
+    def shown(self) -> str:
+        """The database as people may see it: without a password."""
+        return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
+
+    def connect(self, *, readonly: bool = False) -> "Session":
+        """A connection of its own for the calling thread. Raises the driver's errors."""
+        return Session(self, readonly=readonly)
+
+    def connect_raw(self, *, readonly: bool) -> Any:
+        """The connection of sqlite3 or psycopg, in autocommit mode."""
+        if not self.is_sqlite:
+            import psycopg
+
+            return psycopg.connect(self.url, autocommit=True)
+        raw = sqlite3.connect(str(self.path), isolation_level=None)
+        raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
+        raw.execute("PRAGMA foreign_keys=ON")
+        # With a rollback journal a crash of the system could tear the file at NORMAL; with WAL it cannot.
+        raw.execute(f"PRAGMA synchronous={'NORMAL' if self.journal == 'wal' else 'FULL'}")
+        if readonly:
+            raw.execute("PRAGMA query_only=ON")
+        return raw
+
+
+class Session:
+    """One thread's connection. What both drivers share is `execute`, its cursor, and nothing else."""
+
+    __slots__ = ("_raw", "_readonly", "_texts", "driver")
+
+    def __init__(self, driver: Driver, *, readonly: bool) -> None:
+        self._readonly = readonly
+        self._texts: dict[str, str] = {}
+        self._raw = driver.connect_raw(readonly=readonly)
+        self.driver = driver
+
+    def reopen(self) -> "Session":
+        """Connect again after the database went away."""
+        self._raw.close()
+        self._raw = self.driver.connect_raw(readonly=self._readonly)
+        return self
+
+    def run(self, sql: str, values: Sequence[object] = ()) -> Cursor:
+        if not self.driver.is_sqlite:
+            sql = self._texts.get(sql) or self._texts.setdefault(sql, sql.replace("?", "%s"))
+        cursor: Cursor = self._raw.execute(sql, values)
+        return cursor
+
+    def begin(self) -> None:
+        # IMMEDIATE: a transaction that reads first and writes later could otherwise find another writer in between
+        self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
+
+    def commit(self) -> None:
+        self._raw.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Forget the open transaction, if the database has not done so by itself."""
+        if self.in_transaction:
+            self._raw.execute("ROLLBACK")
+
+    @property
+    def in_transaction(self) -> bool:
+        if self.driver.is_sqlite:
+            return bool(self._raw.in_transaction)
+        return not self._raw.closed and bool(self._raw.info.transaction_status)  # IDLE is 0
+
+    @property
+    def broken(self) -> bool:
+        return not self.driver.is_sqlite and bool(self._raw.closed)
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+def make_driver(url: str, *, journal: str) -> Driver:
+    """Raises Unusable where the URL, its driver or its folder is not there."""
+    scheme, _, rest = url.partition("://")
+    if scheme != "sqlite":
+        try:
+            import psycopg  # noqa: F401  say at once that it is missing
+        except ModuleNotFoundError as error:
+            raise Unusable(f"PostgreSQL needs psycopg: pip install 'cavvy[postgres]' ({error})") from error
+        return Driver(url=f"postgresql://{rest}", path=None)
+    if not rest.startswith("/") or rest in ("/", "/:memory:"):
+        raise Unusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
+    path = Path(rest[1:])
+    _create_file(path)
+    return Driver(url=url, path=path, journal=choose_journal(path, _read_mounts()) if journal == "auto" else journal)
+
+
+def choose_journal(path: Path, mounts: str) -> str:
+    """ "delete" where the file lies on a network file system by the table of mounts (/proc/mounts), "wal" elsewhere."""
+    place, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
+        if len(point) >= len(place) and path.resolve().is_relative_to(point):
+            place, kind = point, fields[2]
+    return "delete" if _SHARED.fullmatch(kind) else "wal"
+
+
+def _read_mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text(errors="surrogateescape")
+    except OSError:
+        return ""  # not Linux
+
+
+def _create_file(path: Path) -> None:
+    """Make the file readable by its owner only, before SQLite would make it with the umask's mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Full(f"no room to create {path}; free some and start again") from error
+        raise Unusable(
+            f"cannot write {path}: {error.strerror}; give its folder to this user, or name another"
+        ) from error
+
+
+def translate(error: Exception, driver: Driver) -> Exception:
+    """What a driver's error means to the caller of a store; other errors are returned as they are."""
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, sqlite3.Error):
+        return _translate_sqlite(error, driver)
+    if type(error).__module__.startswith("psycopg"):
+        return _translate_postgres(error, driver)
+    if isinstance(error, (OverflowError, UnicodeError)):
+        return Mismatch(f"the database cannot hold a value: {error}")
+    return error
+
+
+def _translate_sqlite(error: sqlite3.Error, driver: Driver) -> Exception:
+    code = getattr(error, "sqlite_errorcode", 0) or 0
+    where = driver.shown
+    match code & 0xFF:  # the primary result code, https://sqlite.org/rescode.html
+        case 13:
+            return Full(f"no room to write {where}; nothing was written: free some disk space")
+        case 5 | 6:
+            return Unusable(f"{where} has been locked by another process for {_BUSY_S} s; stop that process")
+        case 3 | 8 | 14:
+            return Unusable(f"cannot write {where} ({error}); check who owns it and whether its disk is read-only")
+        case 11 | 26:
+            return Unusable(f"{where} is damaged ({error}); put a backup in its place, or move it away to start anew")
+        case 10:
+            return Unusable(f"the disk of {where} fails ({error}); check it, then restart the server")
+        case 18:
+            return Mismatch(f"a value is too big for {where}: {error}")
+        case 19 if code == 787:  # SQLITE_CONSTRAINT_FOREIGNKEY
+            return NotFound("what the row belongs to does not exist")
+        case _:
+            return error
+
+
+def _translate_postgres(error: Exception, driver: Driver) -> Exception:
+    state = getattr(error, "sqlstate", None) or ""
+    where = driver.shown
+    match state:  # https://www.postgresql.org/docs/current/errcodes-appendix.html
+        case "53100":
+            return Full(f"the database {where} has no disk space left; nothing was written")
+        case "23503":
+            return NotFound("what the row belongs to does not exist")
+        case "40001" | "40P01":
+            return Stale("another writer was in the way; read again")
+        case "25006" | "42501":
+            return Unusable(f"cannot write to {where}: {error}")
+        case "XX001" | "XX002":
+            return Unusable(f"the database {where} is damaged: {error}")
+    if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):
+        return Unusable(f"cannot use the database {where}: {str(error).strip()}; check that it runs and lets us in")
+    if state[:2] == "22":
+        return Mismatch(f"the database cannot hold a value: {error}")
+    return error
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same transaction may well work when it is tried again at once (PostgreSQL only)."""
+    return getattr(error, "sqlstate", None) in ("40001", "40P01")

@@ -1,0 +1,383 @@
+"""A store in memory, for the simulator and tests: as atomic as the SQL store, and forgotten with its process."""
+
+import secrets
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+
+from cavvy.domain.checkpoints import SavedCheckpoint
+from cavvy.domain.events import Charge, Event
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node
+from cavvy.domain.markets import Observation, Sight, Tally
+from cavvy.domain.places import Hold, Host
+from cavvy.domain.units import Money
+from cavvy.store.base import Changes, Conflict, JobSummary, NotFound, Page, Secret, Stale, summarize
+from cavvy.store.documents import check_readable, plain, storable_attempt, storable_event, storable_job, storable_node
+from cavvy.store.places import check_hold
+
+_ChargeKey = tuple[str, int, str, datetime]  # attempt, rank, kind, since
+
+
+def _new_id() -> str:
+    return secrets.token_hex(16)
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What one `commit` would write, seen by its own later guards and dropped when one of them fails."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    names: dict[tuple[str, str], str] = field(default_factory=dict)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    gangs: dict[str, str] = field(default_factory=dict)
+    freed: set[str] = field(default_factory=set)  # names of gangs that were handed on
+    nodes: dict[tuple[str, int], Node] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    charges: dict[_ChargeKey, Charge] = field(default_factory=dict)
+    holds: list[Hold] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+
+
+class MemoryStore:
+    """Rows in dictionaries. Nothing awaits inside a method, so each is atomic on its event loop."""
+
+    def __init__(self, make_id: Callable[[], str] = _new_id) -> None:
+        self._make_id = make_id
+        self._installation: str | None = None
+        self._jobs: dict[str, Job] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._last_number: dict[tuple[str, str], int] = {}
+        self._ids: list[str] = []  # sorted
+        self._project_ids: dict[str, list[str]] = defaultdict(list)  # sorted
+        self._queued: dict[str, None] = {}
+        self._live: dict[str, None] = {}
+        self._place: dict[str, str] = {}
+        self._spent: dict[str, int] = defaultdict(int)
+        self._attempts: dict[str, Attempt] = {}
+        self._job_attempts: dict[str, dict[int, str]] = defaultdict(dict)
+        self._open_attempts: dict[str, None] = {}
+        self._gangs: dict[str, str] = {}
+        self._nodes: dict[str, dict[int, Node]] = defaultdict(dict)
+        self._events: dict[str, list[Event]] = defaultdict(list)
+        self._last_event = 0
+        self._charges: dict[str, dict[_ChargeKey, Charge]] = defaultdict(dict)
+        self._checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)  # newest first
+        self._observations: list[Observation] = []
+        self._hosts: dict[str, Host] = {}
+        self._holds: list[Hold] = []
+        self._secrets: dict[tuple[str, str], Secret] = {}
+
+    async def open(self) -> None:
+        """Nothing to create."""
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    async def installation(self) -> str:
+        if self._installation is None:
+            self._installation = self._make_id()
+        return self._installation
+
+    # Writes
+
+    async def commit(self, changes: Changes) -> None:
+        staged = _Staged()
+        for job in changes.jobs:
+            self._stage_job(staged, job)
+        for attempt in changes.attempts:
+            self._stage_attempt(staged, attempt)
+        for node in changes.nodes:
+            self._stage_node(staged, node)
+        for event in changes.events:
+            self._need_job(staged, event.job_id)
+            staged.events.append(event)
+        for charge in changes.charges:
+            if self._attempt(staged, charge.attempt_id) is None:
+                raise NotFound(f"no attempt {charge.attempt_id}")
+            staged.charges[charge.attempt_id, charge.rank, charge.kind, charge.since] = charge
+        staged.observations += [replace(seen, text=plain(seen.text)) for seen in changes.observations]
+        if changes.release or changes.holds:
+            staged.holds = [hold for hold in self._holds if hold.gang not in changes.release]
+            for hold in changes.holds:
+                check_hold(self._hosts.get(hold.host), hold, staged.holds)
+                staged.holds.append(hold)
+            self._holds = staged.holds
+        self._apply(staged)
+
+    async def submit(self, job: Job, event: Event) -> Job:
+        check_readable(job)
+        if job.id in self._jobs:
+            raise Stale(f"job {job.id} exists already")
+        name, number = job.name, self._last_number.get((job.project, job.name), 1)
+        while (job.project, name) in self._names:
+            number += 1
+            name = f"{job.name}-{number}"
+        if number > 1:
+            self._last_number[job.project, job.name] = number
+        stored = storable_job(replace(job, name=name, version=0))
+        self._apply(_Staged(jobs={job.id: stored}, names={(job.project, name): job.id}, events=[event]))
+        return stored
+
+    def _stage_job(self, staged: _Staged, job: Job) -> None:
+        stored = staged.jobs.get(job.id) or self._jobs.get(job.id)
+        if (stored.version if stored else 0) != job.version:
+            raise Stale(f"job {job.id} is at version {stored.version if stored else 0}, not {job.version}")
+        if stored is None:
+            key = (job.project, job.name)
+            if key in self._names or key in staged.names:
+                raise Conflict(f"project {job.project} has a job named {job.name} already")
+            staged.names[key] = job.id
+        elif (stored.project, stored.name) != (job.project, job.name):
+            raise Stale(f"job {job.id} cannot change its project or name")
+        if stored is None or stored.task is not job.task or stored.origin is not job.origin:
+            check_readable(job)
+        staged.jobs[job.id] = storable_job(job)
+
+    def _stage_attempt(self, staged: _Staged, attempt: Attempt) -> None:
+        stored = self._attempt(staged, attempt.id)
+        if (stored.version if stored else 0) != attempt.version or (stored and stored.project != attempt.project):
+            raise Stale(f"attempt {attempt.id} is not at version {attempt.version}")
+        if stored is None:
+            if self._is_twin(staged, attempt):
+                raise Stale(f"attempt {attempt.number} of job {attempt.job_id} exists already")
+            self._need_job(staged, attempt.job_id)
+            staged.gangs[attempt.gang] = attempt.id
+        elif attempt.gang != stored.gang:
+            staged.freed.add(stored.gang)
+            staged.gangs[attempt.gang] = attempt.id
+        staged.attempts[attempt.id] = storable_attempt(attempt)
+
+    def _is_twin(self, staged: _Staged, attempt: Attempt) -> bool:
+        return (
+            (attempt.gang in self._gangs and attempt.gang not in staged.freed)
+            or attempt.gang in staged.gangs
+            or attempt.number in self._job_attempts.get(attempt.job_id, {})
+            or any((a.job_id, a.number) == (attempt.job_id, attempt.number) for a in staged.attempts.values())
+        )
+
+    def _stage_node(self, staged: _Staged, node: Node) -> None:
+        key = (node.attempt_id, node.rank)
+        stored = staged.nodes.get(key) or self._nodes.get(node.attempt_id, {}).get(node.rank)
+        if (stored.version if stored else 0) != node.version or (stored and stored.project != node.project):
+            raise Stale(f"rank {node.rank} of attempt {node.attempt_id} is not at version {node.version}")
+        if self._attempt(staged, node.attempt_id) is None:
+            raise NotFound(f"no attempt {node.attempt_id}")
+        staged.nodes[key] = storable_node(node)
+
+    def _need_job(self, staged: _Staged, job_id: str) -> None:
+        if job_id not in staged.jobs and job_id not in self._jobs:
+            raise NotFound(f"no job {job_id}")
+
+    def _attempt(self, staged: _Staged, attempt_id: str) -> Attempt | None:
+        return staged.attempts.get(attempt_id) or self._attempts.get(attempt_id)
+
+    def _apply(self, staged: _Staged) -> None:
+        for job in staged.jobs.values():
+            if job.id not in self._jobs:
+                insort(self._ids, job.id)
+                insort(self._project_ids[job.project], job.id)
+            self._jobs[job.id] = job
+            _mark(self._queued, job.id, job.phase is JobPhase.QUEUED)
+            _mark(self._live, job.id, job.phase not in JOB_ENDS)
+        self._names.update(staged.names)
+        for attempt in staged.attempts.values():
+            if attempt.id not in self._attempts:
+                self._job_attempts[attempt.job_id][attempt.number] = attempt.id
+                self._place[attempt.job_id] = attempt.offer.key
+            self._attempts[attempt.id] = attempt
+            _mark(self._open_attempts, attempt.id, attempt.phase is not AttemptPhase.ENDED)
+        for gang in staged.freed:
+            self._gangs.pop(gang, None)
+        self._gangs.update(staged.gangs)
+        for node in staged.nodes.values():
+            self._nodes[node.attempt_id][node.rank] = node
+        for event in staged.events:
+            self._last_event += 1
+            self._events[event.job_id].append(storable_event(event, self._last_event))
+        self._observations += staged.observations
+        for key, charge in staged.charges.items():
+            old = self._charges[charge.job_id].get(key)
+            self._spent[charge.job_id] += charge.amount.micros - (old.amount.micros if old else 0)
+            self._charges[charge.job_id][key] = charge
+
+    # Reads
+
+    async def job(self, job_id: str) -> Job:
+        try:
+            return self._jobs[job_id]
+        except KeyError:
+            raise NotFound(f"no job {job_id}") from None
+
+    async def find_job(self, project: str, name_or_id: str) -> Job:
+        job = self._jobs.get(self._names.get((project, name_or_id), name_or_id))
+        if job is None or job.project != project:
+            raise NotFound(f"project {project} has no job named {name_or_id}")
+        return job
+
+    async def list_jobs(
+        self, project: str | None, phases: Collection[JobPhase] = (), cursor: str | None = None, limit: int = 50
+    ) -> Page:
+        ids = self._ids if project is None else self._project_ids.get(project, [])
+        end = len(ids) if cursor is None else bisect_left(ids, cursor)
+        newest = (self._jobs[ids[i]] for i in range(end - 1, -1, -1))
+        found = list(islice((job for job in newest if not phases or job.phase in phases), limit + 1))
+        more = len(found) > limit
+        return Page(
+            jobs=[self._summary(job) for job in found[:limit]], cursor=found[limit - 1].id if more and limit else None
+        )
+
+    def _summary(self, job: Job) -> JobSummary:
+        return summarize(job, self._place.get(job.id), Money(self._spent.get(job.id, 0)))
+
+    async def count_jobs(self, project: str | None) -> dict[JobPhase, int]:
+        counts: dict[JobPhase, int] = {}
+        for job_id in self._ids if project is None else self._project_ids.get(project, []):
+            phase = self._jobs[job_id].phase
+            counts[phase] = counts.get(phase, 0) + 1
+        return counts
+
+    def _queue(self) -> Iterable[Job]:
+        return (job for job in map(self._jobs.__getitem__, self._queued) if job.stop_reason is None)
+
+    async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
+        ready = [job for job in self._queue() if job.not_before is None or job.not_before <= now]
+        return sorted(ready, key=_queue_order)[:limit]
+
+    async def next_waiting(self, now: datetime) -> datetime | None:
+        return min((job.not_before for job in self._queue() if job.not_before and job.not_before > now), default=None)
+
+    async def queue_position(self, job: Job, now: datetime | None = None) -> int:
+        if job.phase is not JobPhase.QUEUED:
+            return 0
+        order = _queue_order(job)
+        return 1 + sum(
+            _queue_order(other) < order
+            for other in self._queue()
+            if now is None or other.not_before is None or other.not_before <= now
+        )
+
+    async def snapshots(self) -> Collection[str]:
+        return {job.origin.snapshot for job in self._jobs.values() if job.origin.snapshot}
+
+    async def unfinished(self) -> Sequence[str]:
+        return sorted({*self._live, *(self._attempts[attempt].job_id for attempt in self._open_attempts)})
+
+    async def attempts(self, job_id: str) -> Sequence[Attempt]:
+        return [self._attempts[i] for _, i in sorted(self._job_attempts.get(job_id, {}).items())]
+
+    async def attempt_of_gang(self, gang: str) -> Attempt:
+        try:
+            return self._attempts[self._gangs[gang]]
+        except KeyError:
+            raise NotFound(f"no attempt has the gang {gang}") from None
+
+    async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
+        found = (self._attempts[i] for i in sorted(self._open_attempts))
+        return [attempt for attempt in found if project is None or attempt.project == project]
+
+    async def nodes(self, attempt_id: str) -> Sequence[Node]:
+        return [node for _, node in sorted(self._nodes.get(attempt_id, {}).items())]
+
+    async def node(self, attempt_id: str, rank: int) -> Node:
+        try:
+            return self._nodes.get(attempt_id, {})[rank]
+        except KeyError:
+            raise NotFound(f"attempt {attempt_id} has no rank {rank}") from None
+
+    async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
+        return [event for event in self._events.get(job_id, ()) if event.id > after][:limit]
+
+    async def charges(self, job_id: str) -> Sequence[Charge]:
+        return sorted(self._charges.get(job_id, {}).values(), key=lambda c: (c.attempt_id, c.rank, c.since, c.kind))
+
+    async def spent(self, project: str, since: datetime | None = None) -> Money:
+        return Money(
+            sum(
+                charge.amount.micros
+                for job_id in self._project_ids.get(project, ())
+                for charge in self._charges.get(job_id, {}).values()
+                if since is None or charge.since >= since
+            )
+        )
+
+    # Checkpoints
+
+    async def save_checkpoint(self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2) -> SavedCheckpoint:
+        job = self._jobs.get(checkpoint.job_id)
+        if job is None or job.project != checkpoint.project:
+            raise NotFound(f"no job {checkpoint.job_id}")
+        if job.attempt > on_behalf:
+            raise Stale(f"attempt {job.attempt} of job {job.id} has begun")
+        kept = self._checkpoints[job.id]
+        newest = kept[0] if kept else None
+        if newest and (newest.attempt, newest.manifest) == (checkpoint.attempt, checkpoint.manifest):
+            return newest
+        stored = replace(checkpoint, number=newest.number + 1 if newest else 1)
+        self._checkpoints[job.id] = [stored, *kept][:keep]
+        return stored
+
+    async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
+        return list(self._checkpoints.get(job_id, ()))
+
+    # Markets
+
+    async def observations(self, markets: Collection[str], since: datetime, limit: int = 2000) -> Sequence[Observation]:
+        found = [seen for seen in self._observations if seen.market in markets and seen.at >= since]
+        return sorted(found, key=lambda seen: seen.at)[-limit:]
+
+    async def tallies(self, since: datetime) -> Sequence[Tally]:
+        groups: dict[tuple[str, Sight], list[Observation]] = defaultdict(list)
+        for seen in self._observations:
+            if seen.at >= since and seen.sight is not Sight.PRICE:
+                groups[seen.market, seen.sight].append(seen)
+        return [
+            Tally(
+                market=market,
+                sight=sight,
+                count=len(group),
+                seconds=sum(seen.seconds for seen in group),
+                node_seconds=sum(seen.seconds * seen.nodes for seen in group),
+                first_at=min(seen.at for seen in group),
+                last_at=max(seen.at for seen in group),
+            )
+            for (market, sight), group in sorted(groups.items())
+        ]
+
+    async def forget_observations(self, before: datetime) -> None:
+        self._observations = [seen for seen in self._observations if seen.at >= before]
+
+    # Hosts, holds and secrets
+
+    async def put_host(self, host: Host) -> None:
+        self._hosts[host.name] = host
+
+    async def hosts(self) -> Sequence[Host]:
+        return [host for _, host in sorted(self._hosts.items())]
+
+    async def holds(self, host: str | None = None) -> Sequence[Hold]:
+        found = (hold for hold in self._holds if host is None or hold.host == host)
+        return sorted(found, key=lambda hold: (hold.host, hold.gang, hold.rank))
+
+    async def put_secret(self, secret: Secret) -> None:
+        self._secrets[secret.project, secret.name] = secret
+
+    async def secrets(self, project: str) -> Sequence[Secret]:
+        return [secret for key, secret in sorted(self._secrets.items()) if key[0] == project]
+
+    async def delete_secret(self, project: str, name: str) -> None:
+        if self._secrets.pop((project, name), None) is None:
+            raise NotFound(f"project {project} has no secret named {name}")
+
+
+def _mark(marked: dict[str, None], key: str, wanted: bool) -> None:
+    if wanted:
+        marked[key] = None
+    else:
+        marked.pop(key, None)
+
+
+def _queue_order(job: Job) -> tuple[int, str]:
+    return (-job.task.priority, job.id)

@@ -1,0 +1,136 @@
+"""Containers of Azure Blob, by shared access signatures of one blob or, to list, of the container.
+
+Source: learn.microsoft.com/rest/api/storageservices/create-service-sas (version 2020-12-06 and later).
+"""
+
+import base64
+import hmac
+import xml.etree.ElementTree as Xml
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from urllib.parse import quote, urlencode
+
+from cavvy.store.objects.base import Found, ObjectTrouble, Signed
+from cavvy.store.objects.http import Answer, ask, check, found_of
+from cavvy.store.objects.signing import quote_key
+
+_VERSION = "2021-12-02"
+_OWN_S = 300
+_SKEW = timedelta(minutes=5)
+
+
+class AzureContainer:
+    """One container of one account. `endpoint` is its root, as in https://ACCOUNT.blob.core.windows.net."""
+
+    def __init__(
+        self, container: str, account: str, key: str, now: Callable[[], datetime], *, endpoint: str = ""
+    ) -> None:
+        self.name = container
+        self._account = account
+        self._key = base64.b64decode(key)
+        self._now = now
+        self._root = (endpoint or f"https://{account}.blob.core.windows.net").rstrip("/")
+
+    def head(self, key: str) -> Found | None:
+        answer = self._ask("HEAD", key, "r")
+        if answer.status == 404:
+            return None
+        found = found_of(key, check(answer, self._say(key)))
+        md5 = answer.headers.get("content-md5", "")
+        return Found(key=key, size=found.size, tag=found.tag, md5=_hex(md5), changed_at=found.changed_at)
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+        query = {"restype": "container", "comp": "list", "prefix": prefix, "maxresults": str(limit)}
+        if after:
+            query["marker"] = after
+        answer = check(self._ask("GET", "", "l", query), f"the container {self.name}")
+        try:
+            root = Xml.fromstring(answer.body)
+        except Xml.ParseError as error:
+            raise ObjectTrouble(f"the container {self.name} was listed in no XML") from error
+        return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if length == 0:
+            return b""
+        end = "" if length is None else str(offset + length - 1)
+        headers = {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}
+        return check(self._ask("GET", key, "r", headers=headers), self._say(key)).body
+
+    def put(self, key: str, data: bytes) -> None:
+        headers = {"x-ms-blob-type": "BlockBlob"}
+        check(self._ask("PUT", key, "cw", {}, data, headers), self._say(key))
+
+    def delete(self, key: str) -> None:
+        answer = self._ask("DELETE", key, "d")
+        if answer.status != 404:
+            check(answer, self._say(key))
+
+    def begin(self, key: str) -> str:
+        return "blocks"  # they need no beginning; what is never put together is dropped after a week
+
+    def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
+        blocks = "".join(f"<Latest>{_block(number)}</Latest>" for number in range(1, len(tags) + 1))
+        body = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{blocks}</BlockList>'.encode()
+        headers = {"Content-Type": "application/xml"}
+        check(self._ask("PUT", key, "cw", {"comp": "blocklist"}, body, headers), self._say(key))
+
+    def abort(self, key: str, upload: str) -> None:
+        return
+
+    def sign_get(self, key: str, expires_s: int) -> Signed:
+        return Signed(method="GET", url=self._sign(key, "r", {}, expires_s), headers={"x-ms-version": _VERSION})
+
+    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> Signed:
+        query = {"comp": "block", "blockid": _block(part)} if upload else {}
+        headers = {"x-ms-version": _VERSION} | ({} if upload else {"x-ms-blob-type": "BlockBlob"})
+        return Signed(method="PUT", url=self._sign(key, "cw", query, expires_s), headers=headers)
+
+    def _sign(self, key: str, may: str, query: Mapping[str, str], expires_s: int) -> str:
+        now = self._now()
+        start, end = (each.strftime("%Y-%m-%dT%H:%M:%SZ") for each in (now - _SKEW, now + timedelta(seconds=expires_s)))
+        resource = f"/blob/{self._account}/{self.name}" + (f"/{key}" if key else "")
+        kind = "b" if key else "c"
+        fields = (may, start, end, resource, "", "", "", _VERSION, kind, "", "", "", "", "", "", "")
+        signature = base64.b64encode(hmac.digest(self._key, "\n".join(fields).encode(), "sha256")).decode()
+        asked = {**query, "sv": _VERSION, "sr": kind, "sp": may, "st": start, "se": end, "sig": signature}
+        path = f"/{quote_key(key)}" if key else ""
+        return f"{self._root}/{quote(self.name)}{path}?{urlencode(asked, quote_via=quote)}"
+
+    def _ask(
+        self,
+        method: str,
+        key: str,
+        may: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        return ask(
+            method, self._sign(key, may, query or {}, _OWN_S), body, {"x-ms-version": _VERSION, **(headers or {})}
+        )
+
+    def _say(self, key: str) -> str:
+        return f"{self.name}/{key}"
+
+
+def _block(number: int) -> str:
+    """Ids of blocks are Base64, all of one length."""
+    return base64.b64encode(f"{number:06d}".encode()).decode()
+
+
+def _hex(md5: str) -> str:
+    return base64.b64decode(md5).hex() if md5 else ""
+
+
+def _read_entry(blob: Xml.Element) -> Found:
+    size, changed = blob.findtext("Properties/Content-Length"), blob.findtext("Properties/Last-Modified")
+    tag = (blob.findtext("Properties/Etag") or "").strip('"')
+    return Found(
+        key=blob.findtext("Name") or "",
+        size=int(size) if size else None,
+        tag=f'"{tag}"' if tag else "",  # which a listing leaves without the quotes that a request needs
+        md5=_hex(blob.findtext("Properties/Content-MD5") or ""),
+        changed_at=parsedate_to_datetime(changed) if changed else None,
+    )

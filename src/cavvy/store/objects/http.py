@@ -1,0 +1,144 @@
+"""Asks web servers, with bounded patience; and a web address as a place that is read from."""
+
+import email.utils
+import http.client
+import ipaddress
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPMessage
+from typing import IO
+from urllib.parse import urlsplit
+
+from cavvy.store.objects.base import Found, ObjectDenied, ObjectMissing, ObjectTrouble, Signed
+
+TIMEOUT_S = 30.0
+_MOST = 1 << 26  # bytes of an answer that is kept in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A web server's answer, whatever its status."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in small letters
+
+
+def ask(method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
+    """Raises ObjectTrouble where no answer came."""
+    check_host(url)
+    request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
+    if body is not None:
+        request.add_unredirected_header("Content-Type", request.get_header("Content-type", "application/octet-stream"))
+    try:
+        with _OPENER.open(request, timeout=TIMEOUT_S) as reply:
+            return _answer(reply.status, reply, dict(reply.headers))
+    except urllib.error.HTTPError as error:
+        with error:
+            return _answer(error.code, error, dict(error.headers))
+    except (urllib.error.URLError, OSError, http.client.HTTPException, ssl.SSLError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ObjectTrouble(f"{request.host} does not answer: {reason}") from error
+
+
+def check_host(url: str) -> None:
+    """Raises ObjectDenied for hosts that only this machine may ask, such as a cloud's service of credentials.
+
+    URLs and endpoints are users' words, and what they name is given to nodes.
+    """
+    parts = urlsplit(url)
+    try:
+        found = socket.getaddrinfo(parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return  # who asks it will say so
+    for *_, address in found:
+        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
+            raise ObjectDenied(f"{parts.hostname} is of this machine's own link, and nothing is fetched from there")
+
+
+def check(answer: Answer, what: str) -> Answer:
+    """The answer, where it is a good one. Raises ObjectMissing, ObjectDenied, ObjectTrouble."""
+    if answer.status < 300:
+        return answer
+    reason = f"{what}: {reason_of(answer)}"
+    if answer.status in (404, 410):
+        raise ObjectMissing(reason)
+    if answer.status in (408, 425, 429) or answer.status >= 500:
+        raise ObjectTrouble(reason)
+    raise ObjectDenied(reason)
+
+
+def reason_of(answer: Answer) -> str:
+    """The status and, of an answer in XML, its code: the message may name what was signed."""
+    text = answer.body[:4096].decode("utf-8", "replace")
+    _, begin, rest = text.partition("<Code>")
+    code = rest.partition("</Code>")[0] if begin else answer.headers.get("x-ms-error-code", "")
+    return f"status {answer.status}" + (f" ({code[:80]})" if code else "")
+
+
+def found_of(key: str, answer: Answer) -> Found:
+    """What the headers of an answer to HEAD say."""
+    headers = answer.headers
+    size = headers.get("content-length", "")
+    changed = headers.get("last-modified")
+    return Found(
+        key=key,
+        size=int(size) if size.isdigit() else None,
+        tag=headers.get("etag", ""),
+        changed_at=email.utils.parsedate_to_datetime(changed) if changed else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebPages:
+    """One web server, whose files are read by their paths."""
+
+    root: str  # https://host
+
+    def head(self, key: str) -> Found | None:
+        answer = ask("HEAD", self._url(key))
+        if answer.status in (404, 410):
+            return None
+        if answer.status in (405, 501):  # it knows no HEAD
+            return Found(key=key, size=None)
+        return found_of(key, check(answer, self._url(key)))
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+        return (), ""
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        end = "" if length is None else str(offset + length - 1)
+        headers = {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}
+        answer = check(ask("GET", self._url(key), headers=headers), self._url(key))
+        if headers and answer.status == 200:
+            return answer.body[offset:] if length is None else answer.body[offset : offset + length]
+        return answer.body
+
+    def sign_get(self, key: str, expires_s: int) -> Signed:
+        return Signed(method="GET", url=self._url(key))
+
+    def _url(self, key: str) -> str:
+        return f"{self.root}/{key}"
+
+
+def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> Answer:
+    return Answer(
+        status=status, body=reply.read(_MOST), headers={name.lower(): value for name, value in headers.items()}
+    )
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows to places that may be asked."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        check_host(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_Redirects)

@@ -1,0 +1,152 @@
+"""Buckets of S3 and of Google Cloud Storage, whose XML interface is the same; by signed requests alone."""
+
+import xml.etree.ElementTree as Xml
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from xml.sax.saxutils import escape
+
+from cavvy.store.objects.base import Found, ObjectMissing, ObjectTrouble, Signed
+from cavvy.store.objects.http import Answer, ask, check, found_of
+from cavvy.store.objects.signing import AmazonKey, Signer, quote_key
+
+_OWN_S = 300  # how long requests that we send ourselves are good for
+
+
+class XmlBucket:
+    """One bucket. `endpoint` is the service's root, as in https://s3.eu-west-1.amazonaws.com."""
+
+    def __init__(
+        self, bucket: str, signer: Signer, now: Callable[[], datetime], *, endpoint: str, in_host: bool = False
+    ) -> None:
+        self.name = bucket
+        self._signer = signer
+        self._now = now
+        scheme, _, host = endpoint.rstrip("/").partition("://")
+        self._roots = (f"{scheme}://{bucket}.{host}",) if in_host else (f"{scheme}://{host}/{bucket}",)
+        self._fixed = not in_host
+
+    def head(self, key: str) -> Found | None:
+        answer = self._ask("HEAD", key, {})
+        if answer.status == 404:
+            return None
+        found = found_of(key, check(answer, self._say(key)))
+        return replace(found, md5=_md5(found.tag, answer.headers))
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+        query = {"list-type": "2", "prefix": prefix, "max-keys": str(limit)}
+        if after:
+            query["continuation-token"] = after
+        answer = check(self._ask("GET", "", query), f"the bucket {self.name}")
+        try:
+            root = Xml.fromstring(answer.body)
+        except Xml.ParseError as error:
+            raise ObjectTrouble(f"the bucket {self.name} was listed in no XML") from error
+        found = [_read_entry(each) for each in root.iter() if _tag(each) == "Contents"]
+        return found, _text(root, "NextContinuationToken") if _text(root, "IsTruncated") == "true" else ""
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if length == 0:
+            return b""
+        end = "" if length is None else str(offset + length - 1)
+        headers = {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}
+        return check(self._ask("GET", key, {}, headers=headers), self._say(key)).body
+
+    def put(self, key: str, data: bytes) -> None:
+        check(self._ask("PUT", key, {}, data), self._say(key))
+
+    def delete(self, key: str) -> None:
+        answer = self._ask("DELETE", key, {})
+        if answer.status != 404:
+            check(answer, self._say(key))
+
+    def begin(self, key: str) -> str:
+        answer = check(self._ask("POST", key, {"uploads": ""}, b""), self._say(key))
+        upload = _text(Xml.fromstring(answer.body), "UploadId")
+        if not upload:
+            raise ObjectTrouble(f"{self._say(key)}: no upload was begun")
+        return upload
+
+    def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
+        parts = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
+            for number, tag in enumerate(tags, 1)
+        )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        answer = self._ask("POST", key, {"uploadId": upload}, body, {"Content-Type": "application/xml"})
+        if answer.status == 404 and self.head(key) is not None:
+            return  # a repeated request: the first one's answer was lost
+        check(answer, self._say(key))
+        if b"<Error>" in answer.body:  # which S3 may say after it said 200
+            raise ObjectTrouble(f"{self._say(key)}: the parts could not be put together")
+
+    def abort(self, key: str, upload: str) -> None:
+        answer = self._ask("DELETE", key, {"uploadId": upload})
+        if answer.status != 404:
+            check(answer, self._say(key))
+
+    def sign_get(self, key: str, expires_s: int) -> Signed:
+        return Signed(method="GET", url=self._sign("GET", key, {}, expires_s))
+
+    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> Signed:
+        query = {"uploadId": upload, "partNumber": str(part)} if upload else {}
+        return Signed(method="PUT", url=self._sign("PUT", key, query, expires_s))
+
+    def find_region(self) -> None:
+        """Learn where the bucket is, of Amazon's: a signature for another region is refused."""
+        if self._fixed or not isinstance(self._signer, AmazonKey):
+            return
+        answer = ask("HEAD", self._roots[0] + "/")
+        region = answer.headers.get("x-amz-bucket-region", "")
+        if answer.status == 404:
+            raise ObjectMissing(f"there is no bucket {self.name}")
+        if region and region != self._signer.region:
+            self._signer = replace(self._signer, region=region)
+        if region:
+            self._roots = (f"https://{self.name}.s3.{region}.amazonaws.com",)
+        self._fixed = True
+
+    def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
+        self.find_region()
+        return self._signer.sign(method, f"{self._roots[0]}/{quote_key(key)}", query, self._now(), expires_s)
+
+    def _ask(
+        self,
+        method: str,
+        key: str,
+        query: Mapping[str, str],
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        return ask(method, self._sign(method, key, query, _OWN_S), body, headers)
+
+    def _say(self, key: str) -> str:
+        return f"{self.name}/{key}"
+
+
+def _read_entry(entry: Xml.Element) -> Found:
+    tag = _text(entry, "ETag")
+    size, changed = _text(entry, "Size"), _text(entry, "LastModified")
+    return Found(
+        key=_text(entry, "Key"),
+        size=int(size) if size.isdigit() else None,
+        tag=tag,
+        md5=_md5(tag, {}),
+        changed_at=datetime.fromisoformat(changed) if changed else None,
+    )
+
+
+def _md5(tag: str, headers: Mapping[str, str]) -> str:
+    """The ETag of an object that came in one piece and is not encrypted with a key of its own is its MD5."""
+    plain = tag.strip('"')
+    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    is_md5 = len(plain) == 32 and all(each in "0123456789abcdef" for each in plain)
+    return plain if is_md5 and not encrypted else ""
+
+
+def _tag(element: Xml.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _text(parent: Xml.Element, name: str) -> str:
+    return next((each.text or "" for each in parent.iter() if _tag(each) == name), "")

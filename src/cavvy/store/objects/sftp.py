@@ -1,0 +1,152 @@
+"""Folders of an SFTP server, which only the control plane can reach: a login is not handed to nodes.
+
+asyncssh lives in a loop of its own here, in a thread, because everything in this room blocks.
+"""
+
+import asyncio
+import posixpath
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from cavvy.store.objects.base import Found, ObjectDenied, ObjectMissing, ObjectTrouble
+
+if TYPE_CHECKING:
+    import asyncssh
+
+T = TypeVar("T")
+_PATIENCE_S = 60.0
+
+
+class SftpServer:
+    """One server as `[user@]host[:port]`. Keys are full paths; a connection is made for each call."""
+
+    def __init__(self, where: str, keys: Mapping[str, str]) -> None:
+        user, at, host = where.rpartition("@")
+        self._where = host
+        name, colon, port = host.rpartition(":")
+        self._host, self._port = (name, int(port)) if colon and port.isdigit() else (host, 22)
+        self._user = user if at else keys.get("SFTP_USER", "")
+        self._keys = keys
+
+    def head(self, key: str) -> Found | None:
+        async def look(sftp: "asyncssh.SFTPClient") -> Found | None:
+            import asyncssh
+
+            try:
+                seen = await sftp.stat(key)
+            except asyncssh.SFTPNoSuchFile:
+                return None
+            if seen.type == asyncssh.FILEXFER_TYPE_DIRECTORY:
+                return None
+            return _found(key, seen)
+
+        return self._do(look)
+
+    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+        async def walk(sftp: "asyncssh.SFTPClient") -> tuple[Sequence[Found], str]:
+            import asyncssh
+
+            found: list[Found] = []
+            todo = [prefix.rstrip("/") or "/"]
+            while todo:
+                folder = todo.pop()
+                async for entry in sftp.scandir(folder):
+                    name = str(entry.filename)
+                    path = posixpath.join(folder, name)
+                    if entry.attrs.type == asyncssh.FILEXFER_TYPE_DIRECTORY and name not in (".", ".."):
+                        todo.append(path)
+                    elif entry.attrs.type == asyncssh.FILEXFER_TYPE_REGULAR:
+                        found.append(_found(path, entry.attrs))
+            return sorted(found, key=lambda each: each.key), ""
+
+        return self._do(walk)
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        async def read(sftp: "asyncssh.SFTPClient") -> bytes:
+            async with sftp.open(key, "rb") as file:
+                return bytes(await file.read(-1 if length is None else length, offset))  # type: ignore[arg-type]  # "rb"
+
+        return self._do(read)
+
+    def write(self, key: str, offset: int, data: bytes, size: int) -> None:
+        part = f"{key}.cavvy-part"
+
+        async def send(sftp: "asyncssh.SFTPClient") -> None:
+            await sftp.makedirs(posixpath.dirname(key) or "/", exist_ok=True)
+            import asyncssh
+
+            flags = asyncssh.FXF_WRITE | asyncssh.FXF_CREAT | (asyncssh.FXF_TRUNC if offset == 0 else 0)
+            async with sftp.open(part, flags, encoding=None) as file:
+                await file.write(data, offset)
+            if offset + len(data) < size:
+                return
+            seen = await sftp.stat(part)
+            if seen.size != size:
+                raise ObjectTrouble(f"{self._where}: {key} has {seen.size} of {size} bytes")
+            try:
+                await sftp.posix_rename(part, key)
+            except asyncssh.SFTPOpUnsupported:
+                with suppress(asyncssh.SFTPNoSuchFile):
+                    await sftp.remove(key)
+                await sftp.rename(part, key)
+
+        self._do(send)
+
+    def _do(self, work: "Callable[[asyncssh.SFTPClient], Awaitable[T]]") -> T:
+        """Run `work` on a connection, in a thread and loop of its own."""
+        result: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                result.append(asyncio.run(self._connected(work)))
+            except Exception as error:  # noqa: BLE001 - carried to the caller's thread as it is
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="sftp")
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return result[0]
+
+    async def _connected(self, work: "Callable[[asyncssh.SFTPClient], Awaitable[T]]") -> T:
+        try:
+            import asyncssh
+        except ImportError as error:
+            raise ObjectDenied("sftp:// needs asyncssh at the server; install cavvy[ssh]") from error
+        try:
+            async with (
+                asyncio.timeout(_PATIENCE_S),
+                asyncssh.connect(self._host, self._port, **self._options()) as line,
+                line.start_sftp_client() as sftp,
+            ):
+                return await work(sftp)
+        except asyncssh.SFTPNoSuchFile as error:
+            raise ObjectMissing(f"{self._where}: {error.reason}") from error
+        except (asyncssh.PermissionDenied, asyncssh.SFTPPermissionDenied, asyncssh.HostKeyNotVerifiable) as error:
+            raise ObjectDenied(f"{self._where}: {error}") from error
+        except (asyncssh.Error, OSError, TimeoutError) as error:
+            raise ObjectTrouble(f"{self._where}: {error or 'no answer'}") from error
+
+    def _options(self) -> dict[str, object]:
+        import asyncssh
+
+        options: dict[str, object] = {}
+        if self._user:
+            options["username"] = self._user
+        if "SFTP_PASSWORD" in self._keys:
+            options["password"] = self._keys["SFTP_PASSWORD"]
+        if "SFTP_PRIVATE_KEY" in self._keys:
+            options["client_keys"] = [asyncssh.import_private_key(self._keys["SFTP_PRIVATE_KEY"])]
+        if "SFTP_KNOWN_HOSTS" in self._keys:
+            options["known_hosts"] = asyncssh.import_known_hosts(self._keys["SFTP_KNOWN_HOSTS"])
+        return options
+
+
+def _found(key: str, seen: "asyncssh.SFTPAttrs") -> Found:
+    changed = datetime.fromtimestamp(seen.mtime, UTC) if seen.mtime is not None else None
+    return Found(key=key, size=seen.size, tag=f"{seen.mtime}-{seen.size}", changed_at=changed)

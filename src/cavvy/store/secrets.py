@@ -1,0 +1,97 @@
+"""Seals secrets with a key that only this user can read; plain text never reaches a database."""
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from cavvy.store.base import Full, Unusable
+
+_KEY_BYTES = 32  # AES-256
+_NONCE_BYTES = 12  # what AES-GCM takes without hashing, NIST SP 800-38D 5.2.1.1
+_VERSION = b"\x01"  # of the sealed form: version, nonce, ciphertext with its tag
+
+
+class Sealer:
+    """AES-256-GCM under the key in `path`, made on first use. A sealed value opens for its project and name only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._key: bytes | None = None
+
+    def seal(self, project: str, name: str, plain: str) -> bytes:
+        """Raises Unusable where the key cannot be read, Full where it cannot be made."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return _VERSION + nonce + AESGCM(self._read_key()).encrypt(nonce, plain.encode(), _bound_to(project, name))
+
+    def unseal(self, project: str, name: str, sealed: bytes) -> str:
+        """Raises Unusable where this key, project and name did not seal it."""
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce, text = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+        try:
+            if sealed[:1] != _VERSION:
+                raise InvalidTag
+            return AESGCM(self._read_key()).decrypt(nonce, text, _bound_to(project, name)).decode()
+        except (InvalidTag, ValueError) as error:
+            raise Unusable(
+                f"the secret {name} of project {project} cannot be read with the key in {self._path}; put back the key"
+                f" that sealed it, or set it again: cavvy secret set {name}"
+            ) from error
+
+    def _read_key(self) -> bytes:
+        if self._key is None:
+            try:
+                self._key = _load(self._path) or _make(self._path)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise Full(f"no room to write {self._path}; free some disk space") from error
+                raise Unusable(f"cannot read the key {self._path}: {error.strerror}") from error
+        return self._key
+
+
+def _bound_to(project: str, name: str) -> bytes:
+    """Sealed values cannot be swapped between names: lengths keep a/bc and ab/c apart."""
+    return f"{len(project)}:{project}/{name}".encode()
+
+
+def _load(path: Path) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            mode, key = os.fstat(file.fileno()).st_mode, file.read(_KEY_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise Unusable(f"others can read the key {path}; run: chmod 600 {path}, and change the secrets it sealed")
+    if len(key) != _KEY_BYTES:
+        raise Unusable(
+            f"{path} is not a key of {_KEY_BYTES} bytes; put back the right file, or remove it to start anew"
+        )
+    return key
+
+
+def _make(path: Path) -> bytes:
+    """Whole or not at all; of two processes that make it at once, one wins and both use its key."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(part, path)  # unlike a rename, fails where another process was faster
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        part.unlink(missing_ok=True)
+    key = _load(path)
+    assert key is not None
+    return key

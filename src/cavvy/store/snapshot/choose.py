@@ -1,0 +1,156 @@
+"""Which snapshot is in use, and how another takes its place.
+
+The shipped one is used unless a valid one that is at least as new lies in the state folder. A new one is checked whole
+and moved into place in one step, so that a crash at any moment leaves the old one.
+"""
+
+import os
+import sqlite3
+from pathlib import Path
+
+from cavvy.store.snapshot.layout import SCHEMA_VERSION, SnapshotError
+
+SHIPPED = Path(__file__).parents[2] / "catalog" / "snapshot.db"
+_REMEDY = "; delete it or run `cavvy catalog refresh`"
+_COLLAPSED = 0.5  # a refresh that loses more than this share of the rows is a fault, not news
+
+
+def refreshed_path() -> Path:
+    """Where `cavvy catalog refresh` puts its snapshot: `catalog.db` in the state folder."""
+    from cavvy.settings import home
+
+    return home() / "catalog.db"
+
+
+def path_in_use() -> Path:
+    """The refreshed snapshot if it is usable and not older than the shipped one, else the shipped one."""
+    refreshed = refreshed_path()
+    if not refreshed.exists():
+        return SHIPPED
+    try:
+        newer = _as_of(refreshed) >= _as_of(SHIPPED)
+    except SnapshotError:
+        return SHIPPED  # `cavvy catalog info` says so; an offer list must not fail for it
+    return refreshed if newer else SHIPPED
+
+
+def problem_of_refreshed() -> str | None:
+    """Why the snapshot in the state folder is not in use; None where it is, or where there is none."""
+    refreshed = refreshed_path()
+    if not refreshed.exists():
+        return None
+    try:
+        return None if _as_of(refreshed) >= _as_of(SHIPPED) else "older than the one shipped with Cavvy"
+    except SnapshotError as error:
+        return str(error)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open read-only, without locks: a snapshot never changes in place. Raises SnapshotError."""
+    if not path.is_file():
+        raise SnapshotError(f"there is no catalog at {path}; write one with `cavvy catalog refresh`")
+    connection = sqlite3.connect(f"file:{_quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise unusable(path, error) from error
+    if found is None or found[0] != str(SCHEMA_VERSION):
+        connection.close()
+        version = found[0] if found else "none"
+        raise SnapshotError(
+            f"{path} has catalog format {version}, this program reads {SCHEMA_VERSION}; "
+            "use a snapshot made for this version, or upgrade"
+        )
+    return connection
+
+
+def unusable(path: Path, error: sqlite3.DatabaseError) -> SnapshotError:
+    return SnapshotError(f"{path} is not a usable catalog ({error}){_REMEDY}")
+
+
+def check(path: Path, against: Path) -> None:
+    """Raise SnapshotError unless `path` is a whole, sound snapshot with about as many rows as `against`, or more."""
+    connection = connect(path)
+    try:
+        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if verdict != "ok":
+            raise SnapshotError(f"{path} is damaged ({verdict})")
+        (orphans,) = connection.execute(
+            "SELECT COUNT(*) FROM offer WHERE rate <= 0 OR shape NOT IN (SELECT id FROM shape) "
+            "OR place NOT IN (SELECT id FROM place) OR source NOT IN (SELECT id FROM source)"
+        ).fetchone()
+        if orphans:
+            raise SnapshotError(f"{path} is inconsistent: {orphans} offers name no instance type, place or source")
+        rows = _row_counts(connection)
+        stated = tuple(
+            int(value)
+            for (value,) in connection.execute(
+                "SELECT value FROM meta WHERE key IN ('rows', 'rows_with_accelerator') ORDER BY key"
+            )
+        )
+    except sqlite3.DatabaseError as error:
+        raise unusable(path, error) from error
+    finally:
+        connection.close()
+    if stated != rows:
+        raise SnapshotError(f"{path} is incomplete: it has {rows[0]} offers, its head says {stated[0]}")
+    _check_not_collapsed(rows, against)
+
+
+def put_in_place(new: Path, target: Path, *, source: str) -> None:
+    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; the old one then stays.
+
+    `source` is what people call it: the file or URL that it came from.
+    """
+    try:
+        check(new, path_in_use())
+    except SnapshotError as error:
+        why = str(error).replace(str(new), source).removesuffix(_REMEDY)
+        raise SnapshotError(f"{why}; the catalog in use was kept") from error
+    with new.open("rb") as file:
+        os.fsync(file.fileno())
+    new.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check_not_collapsed(rows: tuple[int, int], against: Path) -> None:
+    with_old = connect(against)
+    try:
+        old = _row_counts(with_old)
+    finally:
+        with_old.close()
+    for what, now, before in zip(("offers", "offers with an accelerator"), rows, old, strict=True):
+        if now < before * _COLLAPSED:
+            raise SnapshotError(
+                f"the new catalog has {now:,} {what}, the one in use {before:,}; it looks incomplete and was not used"
+            )
+
+
+def _row_counts(connection: sqlite3.Connection) -> tuple[int, int]:
+    (rows,) = connection.execute("SELECT COUNT(*) FROM offer").fetchone()
+    (accelerated,) = connection.execute(
+        "SELECT COUNT(*) FROM offer JOIN shape ON shape.id = offer.shape JOIN pack ON pack.id = shape.pack "
+        "WHERE pack.accelerator IS NOT NULL"
+    ).fetchone()
+    return rows, accelerated
+
+
+def _as_of(path: Path) -> str:
+    connection = connect(path)
+    try:
+        found = connection.execute("SELECT value FROM meta WHERE key = 'as_of'").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise unusable(path, error) from error
+    finally:
+        connection.close()
+    return str(found[0]) if found else ""
+
+
+def _quote(path: Path) -> str:
+    """A path in an SQLite URI."""
+    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

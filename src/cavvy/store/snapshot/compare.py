@@ -1,0 +1,43 @@
+"""What differs between two snapshots, offer by offer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cavvy.store.snapshot.reader import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One offer that is new, gone, dearer or cheaper. Rates are in micro-US-dollars per hour."""
+
+    kind: str
+    key: str
+    old: int | None = None
+    new: int | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.new / self.old if self.new is not None and self.old else None
+
+
+def compare(old: Snapshot, new: Snapshot, provider: str | None = None) -> list[Change]:
+    """Prices that moved, the largest moves first; then what is new and what is gone, by name."""
+    before, after = dict(old.rates(provider)), dict(new.rates(provider))
+    moved = [
+        Change(kind="dearer" if after[key] > rate else "cheaper", key=key, old=rate, new=after[key])
+        for key, rate in before.items()
+        if key in after and after[key] != rate
+    ]
+    moved.sort(key=lambda change: (-_size(change), change.key))
+    return [*moved, *_only("new", after, before), *_only("gone", before, after)]
+
+
+def _only(kind: str, here: dict[str, int], there: dict[str, int]) -> Iterator[Change]:
+    for key in sorted(here.keys() - there.keys()):
+        yield Change(kind=kind, key=key, **({"new": here[key]} if kind == "new" else {"old": here[key]}))
+
+
+def _size(change: Change) -> float:
+    """How many times the price grew or shrank."""
+    ratio = change.ratio or 1.0
+    return ratio if ratio >= 1 else 1 / ratio

@@ -1,0 +1,55 @@
+"""The tables of a snapshot and its errors. Offers are instance types (`shape`) x places, so that the file stays small.
+
+* SnapshotError     the file is not a catalog that this program can use; the message says what to do
+
+Rows are numbered in the order of their names, so that the cheapest of two equal prices is the same one everywhere.
+`shape` carries counts and its cheapest offer per purchase option, so that most questions never touch `offer`. There,
+the columns of the primary key come first and in its order: where they do not, the integrity check of SQLite 3.40
+reports values as missing that are there.
+"""
+
+from cavvy.domain.offers import Purchase
+
+SCHEMA_VERSION = 1
+
+# The numbers in `offer.purchase`, in the order of the options' names.
+PURCHASE_NUMBERS: dict[Purchase, int] = {Purchase.ON_DEMAND: 0, Purchase.RESERVED: 1, Purchase.SPOT: 2}
+PURCHASE_COLUMNS: dict[Purchase, str] = {
+    Purchase.ON_DEMAND: "on_demand",
+    Purchase.RESERVED: "reserved",
+    Purchase.SPOT: "spot",
+}
+
+# One integer that sorts offers of one shape by price, then place, then purchase option.
+PACKED = "(rate << 18) | (place << 2) | purchase"
+
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE source (id INTEGER PRIMARY KEY, name TEXT NOT NULL, as_of TEXT NOT NULL);
+CREATE TABLE place (
+    id INTEGER PRIMARY KEY, provider TEXT NOT NULL, region TEXT NOT NULL COLLATE NOCASE, zone TEXT COLLATE NOCASE,
+    country TEXT, area TEXT, rows INTEGER NOT NULL);
+CREATE TABLE pack (
+    id INTEGER PRIMARY KEY, accelerator TEXT, count INTEGER NOT NULL, memory_mib INTEGER NOT NULL,
+    on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL, spot INTEGER NOT NULL);
+CREATE TABLE shape (
+    id INTEGER PRIMARY KEY, provider TEXT NOT NULL, instance_type TEXT NOT NULL COLLATE NOCASE,
+    pack INTEGER NOT NULL REFERENCES pack, vcpus REAL NOT NULL, memory_mib INTEGER NOT NULL, disk_gib INTEGER,
+    network_mbps INTEGER, on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL, spot INTEGER NOT NULL,
+    best_on_demand INTEGER, best_reserved INTEGER, best_spot INTEGER);
+CREATE TABLE offer (
+    shape INTEGER NOT NULL REFERENCES shape, purchase INTEGER NOT NULL, rate INTEGER NOT NULL,
+    place INTEGER NOT NULL REFERENCES place, term_months INTEGER NOT NULL, source INTEGER NOT NULL REFERENCES source,
+    PRIMARY KEY (shape, purchase, rate, place, term_months)) WITHOUT ROWID;
+CREATE TABLE egress (
+    provider TEXT NOT NULL, region TEXT NOT NULL, target TEXT NOT NULL, micros_per_gb INTEGER NOT NULL,
+    source INTEGER NOT NULL REFERENCES source, PRIMARY KEY (provider, region, target)) WITHOUT ROWID;
+"""
+INDEXES = """
+CREATE INDEX shape_of_pack ON shape (pack);
+CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
+"""
+
+
+class SnapshotError(Exception):
+    """The file is not a catalog that this program can use; the message says what to do."""

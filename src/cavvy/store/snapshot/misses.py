@@ -1,0 +1,107 @@
+"""The nearest misses of a match: for each constraint, rows that fail it alone, the nearest first."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cavvy.catalog.fit import ELSEWHERE, memory_bounds, relative_gap
+from cavvy.catalog.query import Constraint
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Resources
+from cavvy.store.snapshot.layout import PURCHASE_NUMBERS
+from cavvy.store.snapshot.query import Condition, Filters, Row, Selection, replace_condition, walk
+
+_Group = tuple[float, Constraint, Selection]  # rows that are equally far off
+
+
+def nearest(
+    connection: sqlite3.Connection, need: Resources, filters: Filters, wanted: int
+) -> Iterator[tuple[Constraint, Row]]:
+    """The nearest misses of all, one per instance type and constraint, then the cheaper."""
+    found: list[tuple[float, Row, Constraint]] = []
+    for distance, constraint, selection in sorted(_groups(connection, need, filters), key=lambda group: group[0]):
+        if len(found) >= wanted and distance > found[wanted - 1][0]:
+            break
+        found += _take(connection, need, constraint, selection, distance, wanted)
+        found.sort(key=lambda item: (item[0], _order(item[1])))
+    for _, row, constraint in found[:wanted]:
+        yield constraint, row
+
+
+def _take(
+    connection: sqlite3.Connection,
+    need: Resources,
+    constraint: Constraint,
+    selection: Selection,
+    distance: float,
+    wanted: int,
+) -> list[tuple[float, Row, Constraint]]:
+    seen: set[tuple[str, str]] = set()
+    taken: list[tuple[float, Row, Constraint]] = []
+    for row in walk(connection, selection):
+        key = (row.provider, row.instance_type)
+        if key in seen:
+            continue
+        seen.add(key)
+        if constraint is Constraint.PRICE and need.max_rate is not None:
+            distance = relative_gap(row.rate, None, need.max_rate.micros_per_hour or 1)
+        taken.append((distance, row, constraint))
+        if len(taken) >= wanted:
+            break
+    return taken
+
+
+def _groups(connection: sqlite3.Connection, need: Resources, filters: Filters) -> Iterator[_Group]:
+    """Everything that fails one constraint alone, in groups of equal distance (PRICE: of at least that)."""
+    fitting = filters.fitting()
+    if filters.max_rate is not None:
+        yield 0.0, Constraint.PRICE, replace(fitting, max_rate=None, above_rate=filters.max_rate)
+    if filters.places is not None:
+        yield ELSEWHERE, Constraint.REGION, replace(fitting, outside=True)
+    other = {Purchase.ON_DEMAND, Purchase.SPOT}.difference(filters.allowed)
+    if other:
+        numbers = tuple(PURCHASE_NUMBERS[purchase] for purchase in other)
+        yield ELSEWHERE, Constraint.PURCHASE, replace(fitting, purchases=numbers)
+    if filters.packs:
+        for (constraint, distance), packs in filters.packs.near.items():
+            yield distance, constraint, replace(fitting, packs=packs)
+    for condition in filters.conditions:
+        if condition.constraint is Constraint.INSTANCE:
+            continue  # another type is no near miss for one asked for by name
+        yield from _condition_groups(connection, need, filters, condition)
+
+
+def _condition_groups(
+    connection: sqlite3.Connection, need: Resources, filters: Filters, condition: Condition
+) -> Iterator[_Group]:
+    fitting = filters.fitting()
+    failing = replace(
+        fitting, conditions=replace_condition(filters, condition, f"NOT {condition.sql}", condition.values)
+    )
+    if not condition.columns:
+        yield ELSEWHERE, condition.constraint, failing
+        return
+    shapes, values = failing.shapes_sql()
+    columns = ", ".join(condition.columns)
+    same = " AND ".join(f"{column} = ?" for column in condition.columns)
+    for facts in connection.execute(f"SELECT DISTINCT {columns} FROM shape WHERE {shapes}", values).fetchall():
+        conditions = replace_condition(filters, condition, same, facts)
+        yield _gap(need, condition.constraint, *facts), condition.constraint, replace(fitting, conditions=conditions)
+
+
+def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
+    """How far off the constraint this fact is, as `catalog/fit` has it."""
+    match constraint:
+        case Constraint.CPUS:
+            return relative_gap(fact, need.cpus_min, need.cpus_max)
+        case Constraint.MEMORY:
+            return relative_gap(*memory_bounds(need, int(fact), cpus))
+        case Constraint.DISK:
+            return relative_gap(fact, need.disk_gib, None)
+        case _:
+            return relative_gap(fact, need.network.min_mbps if need.network else None, None)
+
+
+def _order(row: Row) -> Sequence[int | str]:
+    """As `catalog/fit.order`."""
+    return row.rate, row.provider, row.region, row.zone or "", row.instance_type, row.accelerator_count, row.purchase

@@ -1,0 +1,239 @@
+"""`Catalog.match` over a snapshot file, without loading it: SQL filters, counts and orders, Python builds the answer.
+
+Means exactly what `catalog/fit.py` means; a property test holds the two together.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from cavvy.catalog.fit import PURCHASES, make_miss
+from cavvy.catalog.query import Catalog, Constraint, Matches, NearMiss
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Resources
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.store.snapshot import choose, misses, query
+from cavvy.store.snapshot.layout import PURCHASE_NUMBERS, SCHEMA_VERSION, SnapshotError
+
+_PURCHASE_OF = {number: purchase for purchase, number in PURCHASE_NUMBERS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceInfo:
+    """Where some rows are from."""
+
+    name: str
+    as_of: date
+    providers: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderInfo:
+    """What the snapshot holds of one provider."""
+
+    name: str
+    regions: int
+    instance_types: int
+    on_demand: int
+    spot: int
+    reserved: int
+    with_accelerator: int
+    as_of: date  # newest row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInfo:
+    """What a snapshot holds."""
+
+    path: Path
+    schema_version: int
+    as_of: date
+    rows: int
+    rows_with_accelerator: int
+    bytes: int
+
+
+class Snapshot:
+    """A snapshot file, open for reading. Use it in a `with`, or call `close`."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._sources: dict[int, tuple[str, date]] | None = None
+
+    @classmethod
+    def open(cls, path: Path | None = None) -> "Snapshot":
+        """Open a snapshot: the one given, else the one in use (see `choose.path_in_use`). Raises SnapshotError."""
+        if path is None:
+            path = choose.path_in_use()
+        connection = choose.connect(path)
+        return cls(path, connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def match(self, need: Resources, *, limit: int | None = None, misses: int = 5, reserved: bool = False) -> Matches:
+        """What `Catalog.match` promises; `reserved` lets offers with a commitment in as well."""
+        try:
+            return self._match(need, limit, misses, reserved)
+        except sqlite3.DatabaseError as error:
+            raise choose.unusable(self.path, error) from error
+
+    def _match(self, need: Resources, limit: int | None, wanted: int, reserved: bool) -> Matches:
+        allowed = PURCHASES[need.spot] + ((Purchase.RESERVED,) if reserved else ())
+        filters = query.make_filters(self._connection, need, allowed)
+        counts = query.count(self._connection, filters)
+        near = list(misses.nearest(self._connection, need, filters, wanted)) if wanted else []
+        rows = query.walk(self._connection, filters.fitting(), limit=limit) if counts.matched else iter(())
+        return Matches(
+            offers=tuple(self._offers(rows)),
+            matched=counts.matched,
+            total=counts.total,
+            rejected=counts.rejected,
+            misses=self._misses(near, need),
+        )
+
+    def _misses(self, near: Sequence[tuple[Constraint, query.Row]], need: Resources) -> tuple[NearMiss, ...]:
+        offers = self._offers(row for _, row in near)
+        return tuple(make_miss(offer, need, constraint) for (constraint, _), offer in zip(near, offers, strict=True))
+
+    def all_offers(self) -> Iterator[Offer]:
+        """Every row, by price; for comparing and copying."""
+        return self._offers(query.walk(self._connection, query.everything()))
+
+    def egress(self) -> Mapping[str, Money]:
+        """The price per GB of data that leaves for the internet, by "provider/region" and by "provider"."""
+        found = self._connection.execute(
+            "SELECT provider, region, micros_per_gb FROM egress WHERE target = 'internet'"
+        ).fetchall()
+        return {f"{provider}/{region}" if region else provider: Money(micros) for provider, region, micros in found}
+
+    def egress_rows(self) -> Iterator[tuple[str, str, str, Money, str, date]]:
+        """Every egress price: provider, region ("" for all), target, price per GB, source, date."""
+        sources = self._known_sources()
+        found = self._connection.execute("SELECT provider, region, target, micros_per_gb, source FROM egress")
+        for provider, region, target, micros, source in found:
+            yield provider, region, target, Money(micros), *sources[source]
+
+    def terms(self) -> Mapping[str, int]:
+        """Months of commitment of the reserved offers, by offer key."""
+        rows = query.walk(self._connection, query.with_a_term())
+        return {offer.key: row.term_months for row in rows for offer in self._offers(iter((row,)))}
+
+    def info(self) -> SnapshotInfo:
+        meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
+        return SnapshotInfo(
+            path=self.path,
+            schema_version=SCHEMA_VERSION,
+            as_of=date.fromisoformat(meta["as_of"]),
+            rows=int(meta["rows"]),
+            rows_with_accelerator=int(meta["rows_with_accelerator"]),
+            bytes=self.path.stat().st_size,
+        )
+
+    def providers(self) -> tuple[ProviderInfo, ...]:
+        found = self._connection.execute(
+            "SELECT shape.provider, COUNT(DISTINCT place.region), COUNT(DISTINCT shape.instance_type), "
+            "SUM(purchase = 0), SUM(purchase = 2), SUM(purchase = 1), SUM(pack.accelerator IS NOT NULL), MAX(as_of) "
+            "FROM offer JOIN shape ON shape.id = offer.shape JOIN place ON place.id = offer.place "
+            "JOIN pack ON pack.id = shape.pack JOIN source ON source.id = offer.source GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        return tuple(
+            ProviderInfo(
+                name=row[0],
+                regions=row[1],
+                instance_types=row[2],
+                on_demand=row[3],
+                spot=row[4],
+                reserved=row[5],
+                with_accelerator=row[6],
+                as_of=date.fromisoformat(row[7]),
+            )
+            for row in found
+        )
+
+    def sources(self) -> tuple[SourceInfo, ...]:
+        found = self._connection.execute(
+            "SELECT source.name, as_of, GROUP_CONCAT(DISTINCT shape.provider), COUNT(*) "
+            "FROM offer JOIN source ON source.id = offer.source JOIN shape ON shape.id = offer.shape "
+            "GROUP BY source.id ORDER BY COUNT(*) DESC, source.name"
+        ).fetchall()
+        return tuple(
+            SourceInfo(
+                name=name, as_of=date.fromisoformat(day), providers=tuple(sorted(providers.split(","))), rows=rows
+            )
+            for name, day, providers, rows in found
+        )
+
+    def machines(self, provider: str) -> Mapping[str, Offer]:
+        """One offer of each instance type of a provider, for what the machine is made of."""
+        rows = (row for row in query.walk(self._connection, query.everything()) if row.provider == provider)
+        return {offer.instance_type: offer for offer in self._offers(rows)}
+
+    def rates(self, provider: str | None = None) -> Iterator[tuple[str, int]]:
+        """The key and the rate in micro-US-dollars of every offer, of one provider or all."""
+        for row in query.walk(self._connection, query.everything()):
+            if provider in (None, row.provider):
+                term = f"/{row.term_months}m" if row.term_months else ""
+                zone = f"/{row.zone}" if row.zone else ""
+                place = f"{row.provider}/{row.region}{zone}"
+                purchase = _PURCHASE_OF[row.purchase]
+                yield f"{place}/{row.instance_type}:{row.accelerator_count}/{purchase}{term}", row.rate
+
+    def regions(self) -> tuple[tuple[str, str, str | None], ...]:
+        """Every provider, region and area."""
+        return tuple(
+            self._connection.execute("SELECT DISTINCT provider, region, area FROM place ORDER BY 1, 2").fetchall()
+        )
+
+    def instance_types(self) -> tuple[str, ...]:
+        return tuple(
+            name for (name,) in self._connection.execute("SELECT DISTINCT instance_type FROM shape ORDER BY 1")
+        )
+
+    def _offers(self, rows: Iterator[query.Row]) -> Iterator[Offer]:
+        sources = self._known_sources()
+        for row in rows:
+            name, as_of = sources[row.source]
+            yield Offer(
+                provider=row.provider,
+                region=row.region,
+                zone=row.zone,
+                instance_type=row.instance_type,
+                accelerator=row.accelerator,
+                accelerator_count=row.accelerator_count,
+                accelerator_memory_mib=row.accelerator_memory_mib,
+                vcpus=row.vcpus,
+                memory_mib=row.memory_mib,
+                disk_gib=row.disk_gib,
+                network_mbps=row.network_mbps,
+                purchase=_PURCHASE_OF[row.purchase],
+                rate=HourlyRate(row.rate),
+                source=f"{name}, {row.term_months} months' commitment" if row.term_months else name,
+                as_of=as_of,
+            )
+
+    def _known_sources(self) -> dict[int, tuple[str, date]]:
+        if self._sources is None:
+            found = self._connection.execute("SELECT id, name, as_of FROM source").fetchall()
+            self._sources = {number: (name, date.fromisoformat(day)) for number, name, day in found}
+        return self._sources
+
+
+if TYPE_CHECKING:
+    _: type[Catalog] = Snapshot  # keeps the promise of `catalog/query.py`
+
+__all__ = ["ProviderInfo", "Snapshot", "SnapshotError", "SnapshotInfo", "SourceInfo"]

@@ -1,0 +1,133 @@
+"""Brings a new snapshot into the state folder: from a file, a folder or a URL, or from offers just fetched."""
+
+import hashlib
+import http.client
+import os
+import shutil
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+
+from cavvy.domain.offers import Offer
+from cavvy.store.snapshot import choose
+from cavvy.store.snapshot.layout import SnapshotError
+from cavvy.store.snapshot.reader import Snapshot
+from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
+
+_MOST_BYTES = 512 << 20
+_TIMEOUT_S = 60
+_PIECE = 1 << 20
+
+
+def refresh_from(place: str, *, sha256: str | None = None) -> Path:
+    """Copy a snapshot from a file, a folder that holds one, or a URL, check it and put it in use.
+
+    Returns its path. Raises SnapshotError; the catalog in use then stays as it was.
+    """
+    with _new_file() as new:
+        if "://" in place:
+            _download(place, new)
+        else:
+            _copy(Path(place).expanduser(), new)
+        _check_hash(new, place, sha256)
+        choose.put_in_place(new, choose.refreshed_path(), source=place)
+    return choose.refreshed_path()
+
+
+def refresh_offers(fetched: Mapping[str, Sequence[Offer]], terms: Mapping[str, int], *, today: date) -> Path:
+    """Put a snapshot in use in which the fetched offers replace all those of their providers."""
+    with _new_file() as new:
+        with Snapshot.open() as old:
+            write_snapshot(new, _merged(old, fetched), _egress(old), as_of=today, terms={**old.terms(), **terms})
+        choose.put_in_place(new, choose.refreshed_path(), source="the new catalog")
+    return choose.refreshed_path()
+
+
+def _merged(old: Snapshot, fetched: Mapping[str, Sequence[Offer]]) -> Iterator[Offer]:
+    for offers in fetched.values():
+        yield from offers
+    for offer in old.all_offers():
+        if offer.provider not in fetched:
+            yield offer
+
+
+def _egress(old: Snapshot) -> Iterator[EgressPrice]:
+    for provider, region, target, price, source, as_of in old.egress_rows():
+        yield EgressPrice(provider=provider, region=region, target=target, per_gb=price, source=source, as_of=as_of)
+
+
+@contextmanager
+def _new_file() -> Iterator[Path]:
+    """A path beside the catalog for a new one; what a killed refresh left there is swept away."""
+    folder = choose.refreshed_path().parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in folder.glob(".catalog.*.new"):
+            if not _is_running(left.name.split(".")[2]):
+                left.unlink(missing_ok=True)
+        new = folder / f".catalog.{os.getpid()}.new"
+        new.unlink(missing_ok=True)
+        try:
+            yield new
+        finally:
+            new.unlink(missing_ok=True)
+    except (OSError, sqlite3.Error) as error:
+        raise SnapshotError(f"the new catalog cannot be written to {folder}: {error}") from error
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _copy(place: Path, new: Path) -> None:
+    if place.is_dir():
+        found = [place / name for name in ("catalog.db", "snapshot.db") if (place / name).is_file()]
+        if not found:
+            raise SnapshotError(f"{place} holds neither catalog.db nor snapshot.db")
+        place = found[0]
+    if not place.is_file():
+        raise SnapshotError(f"there is no file {place}; name a snapshot file, a folder that holds one, or a URL")
+    shutil.copyfile(place, new)
+
+
+def _download(url: str, new: Path) -> None:
+    if url.split("://", 1)[0] not in ("http", "https"):
+        raise SnapshotError(f"{url} is no http or https URL")
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply, new.open("wb") as file:
+            promised = reply.headers.get("Content-Length")
+            got = _pour(reply.read, file.write)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise SnapshotError(f"{url} cannot be read: {error}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise SnapshotError(f"{url} cannot be read: {getattr(error, 'reason', error)}") from error
+    if promised is not None and got != int(promised):
+        raise SnapshotError(f"{url} broke off after {got:,} of {int(promised):,} bytes; try again")
+
+
+def _pour(read: Callable[[int], bytes], write: Callable[[bytes], int]) -> int:
+    got = 0
+    while piece := read(_PIECE):
+        got += write(piece)
+        if got > _MOST_BYTES:
+            raise SnapshotError(f"the file is larger than {_MOST_BYTES >> 20} MiB; that is no catalog")
+    return got
+
+
+def _check_hash(new: Path, place: str, sha256: str | None) -> None:
+    if sha256 is None:
+        return
+    found = hashlib.sha256(new.read_bytes()).hexdigest()
+    if found != sha256.lower().strip():
+        raise SnapshotError(f"{place} has SHA-256 {found}, not {sha256}; it was not used")

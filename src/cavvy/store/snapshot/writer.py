@@ -1,0 +1,188 @@
+"""Writes a snapshot from plain offers; the build script and `cavvy catalog refresh` use it.
+
+The same offers give the same file, byte for byte, with the same SQLite.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TypeVar
+
+from cavvy.catalog.regions import locate
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import Money
+from cavvy.store.snapshot.layout import (
+    INDEXES,
+    PACKED,
+    PURCHASE_COLUMNS,
+    PURCHASE_NUMBERS,
+    SCHEMA_VERSION,
+    TABLES,
+    SnapshotError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressPrice:
+    """What data costs that leaves a region ("" is every region of the provider) for `target`."""
+
+    provider: str
+    region: str = ""
+    target: str = "internet"
+    per_gb: Money
+    source: str
+    as_of: date
+
+
+_Shape = tuple[str, str, int, str, int, float, int, int, int]
+_Place = tuple[str, str, str]
+
+
+def write_snapshot(
+    path: Path,
+    offers: Iterable[Offer],
+    egress: Iterable[EgressPrice] = (),
+    *,
+    as_of: date,
+    terms: Mapping[str, int] | None = None,
+) -> int:
+    """Write a new file at `path` (which must not exist) and return how many offers it holds.
+
+    Of several offers with one key the first is kept. `terms` gives the months of commitment of reserved offers by key.
+    """
+    unique: dict[str, Offer] = {}
+    for offer in offers:
+        _check(offer)
+        unique.setdefault(offer.key, offer)
+    if path.exists():
+        raise SnapshotError(f"{path} exists; a snapshot is written to a new file and then moved into place")
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.executescript("PRAGMA page_size = 8192; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
+        connection.executescript(TABLES)
+        connection.execute("BEGIN")
+        _fill(connection, list(unique.values()), list(egress), terms or {})
+        _count(connection)
+        _describe(connection, as_of)
+        connection.execute("COMMIT")
+        connection.executescript(INDEXES + "VACUUM;")
+    finally:
+        connection.close()
+    return len(unique)
+
+
+def _check(offer: Offer) -> None:
+    if not offer.source or offer.as_of is None:
+        raise SnapshotError(f"{offer.key} has no source or no date; every row of a snapshot says where it is from")
+    if offer.rate.micros_per_hour <= 0:
+        raise SnapshotError(f"{offer.key} costs nothing; a snapshot holds prices only")
+
+
+def _fill(
+    connection: sqlite3.Connection, offers: list[Offer], egress: list[EgressPrice], terms: Mapping[str, int]
+) -> None:
+    named = {(offer.source, str(offer.as_of)) for offer in offers} | {(row.source, str(row.as_of)) for row in egress}
+    sources = _numbered(named, start=1)
+    places = _numbered({_place(offer) for offer in offers}, start=1)
+    packs = _numbered({_pack(offer) for offer in offers} | {("", 0, 0)})
+    shapes = _numbered({_shape(offer) for offer in offers}, start=1)
+    connection.executemany("INSERT INTO source VALUES (?, ?, ?)", [(n, *key) for key, n in sources.items()])
+    connection.executemany(
+        "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, 0)",
+        [(n, p, region, zone or None, *locate(p, region)) for (p, region, zone), n in places.items()],
+    )
+    connection.executemany(
+        "INSERT INTO pack VALUES (?, ?, ?, ?, 0, 0, 0)",
+        [(n, name or None, count, memory) for (name, count, memory), n in packs.items()],
+    )
+    connection.executemany(
+        "INSERT INTO shape VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, NULL, NULL, NULL)",
+        [(n, *_shape_row(shape, packs)) for shape, n in shapes.items()],
+    )
+    rows = [
+        (
+            shapes[_shape(offer)],
+            PURCHASE_NUMBERS[offer.purchase],
+            offer.rate.micros_per_hour,
+            places[_place(offer)],
+            terms.get(offer.key, 0),
+            sources[offer.source, str(offer.as_of)],
+        )
+        for offer in offers
+    ]
+    connection.executemany("INSERT INTO offer VALUES (?, ?, ?, ?, ?, ?)", sorted(rows))
+    counts = Counter(row[3] for row in rows)
+    connection.executemany("UPDATE place SET rows = ? WHERE id = ?", [(many, place) for place, many in counts.items()])
+    connection.executemany(
+        "INSERT OR IGNORE INTO egress VALUES (?, ?, ?, ?, ?)",
+        sorted(
+            (row.provider, row.region, row.target, row.per_gb.micros, sources[row.source, str(row.as_of)])
+            for row in egress
+        ),
+    )
+
+
+_Key = TypeVar("_Key", bound=tuple[str | int | float, ...])
+
+
+def _numbered(keys: Iterable[_Key], start: int = 0) -> dict[_Key, int]:
+    return {key: number for number, key in enumerate(sorted(keys), start)}
+
+
+def _place(offer: Offer) -> _Place:
+    return offer.provider, offer.region, offer.zone or ""
+
+
+def _pack(offer: Offer) -> tuple[str, int, int]:
+    return offer.accelerator or "", offer.accelerator_count, offer.accelerator_memory_mib
+
+
+def _shape(offer: Offer) -> _Shape:
+    name, count, memory = _pack(offer)
+    return (
+        offer.provider,
+        offer.instance_type,
+        count,
+        name,
+        memory,
+        offer.vcpus,
+        offer.memory_mib,
+        -1 if offer.disk_gib is None else offer.disk_gib,
+        -1 if offer.network_mbps is None else offer.network_mbps,
+    )
+
+
+def _shape_row(shape: _Shape, packs: Mapping[tuple[str, int, int], int]) -> tuple[object, ...]:
+    provider, instance_type, count, name, memory, vcpus, memory_mib, disk, network = shape
+    known = (None if disk < 0 else disk, None if network < 0 else network)
+    return provider, instance_type, packs[name, count, memory], vcpus, memory_mib, *known
+
+
+def _count(connection: sqlite3.Connection) -> None:
+    """Fill the counts and the cheapest offers that most questions are answered from."""
+    for purchase, column in PURCHASE_COLUMNS.items():
+        number = PURCHASE_NUMBERS[purchase]
+        found = connection.execute(
+            f"SELECT COUNT(*), MIN({PACKED}), shape FROM offer WHERE purchase = {number} GROUP BY shape"
+        ).fetchall()
+        connection.executemany(f"UPDATE shape SET {column} = ?, best_{column} = ? WHERE id = ?", found)
+        connection.execute(
+            f"UPDATE pack SET {column} = (SELECT COALESCE(SUM({column}), 0) FROM shape WHERE shape.pack = pack.id)"
+        )
+
+
+def _describe(connection: sqlite3.Connection, as_of: date) -> None:
+    (total,) = connection.execute("SELECT COUNT(*) FROM offer").fetchone()
+    (with_accelerator,) = connection.execute(
+        "SELECT COALESCE(SUM(on_demand + reserved + spot), 0) FROM pack WHERE accelerator IS NOT NULL"
+    ).fetchone()
+    meta = {
+        "schema_version": SCHEMA_VERSION,
+        "as_of": as_of.isoformat(),
+        "rows": total,
+        "rows_with_accelerator": with_accelerator,
+    }
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in meta.items()])

@@ -1,0 +1,170 @@
+"""Threads that own one connection each and do what the event loop asks of them, alone or in groups."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+from cavvy.store.base import Unusable
+from cavvy.store.drivers import Driver, Session, is_passing, translate
+
+_T = TypeVar("_T")
+_TRIES = 4  # of a transaction that lost against another one
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    work: Callable[[Session], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+_Outcome = tuple[_Task, Any, Exception | None]
+
+
+class Workers:
+    """`count` threads. With `group` 0 each work is a read; else up to `group` works share one transaction.
+
+    The works of a group are kept apart by savepoints: one that raises is undone and does not touch its neighbours.
+    """
+
+    def __init__(self, driver: Driver, *, count: int, group: int = 0) -> None:
+        self._driver = driver
+        self._group = group
+        self._queue: SimpleQueue[_Task | None] = SimpleQueue()
+        self._closed = False
+        name = "store-write" if group else "store-read"
+        self._threads = [Thread(target=self._serve, name=f"{name}-{i}", daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    async def do(self, work: Callable[[Session], _T]) -> _T:
+        """Have `work` done by a thread. Once begun it is finished, even if the caller is cancelled."""
+        if self._closed:
+            raise Unusable("the store is closed")
+        loop = asyncio.get_running_loop()
+        task = _Task(work, loop.create_future(), loop)
+        self._queue.put(task)
+        result: _T = await task.future
+        return result
+
+    def close(self) -> None:
+        """Finish what was asked for, then end the threads. Blocks."""
+        self._closed = True
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        session: Session | None = None
+        while (task := self._queue.get()) is not None:
+            tasks = [task, *self._more()]
+            try:
+                if session is None or session.broken:
+                    session = self._driver.connect(readonly=not self._group)
+                outcomes = self._do(session, tasks)
+            except Exception as error:  # noqa: BLE001  the thread's loop: the error goes to who asked
+                outcomes = [(each, None, error) for each in tasks]
+            self._settle(outcomes)
+        if session is not None:
+            session.close()
+
+    def _more(self) -> Sequence[_Task]:
+        tasks: list[_Task] = []
+        while len(tasks) < self._group - 1:
+            try:
+                task = self._queue.get_nowait()
+            except Empty:
+                break
+            if task is None:  # the end, for this thread or another one
+                self._queue.put(None)
+                break
+            tasks.append(task)
+        return tasks
+
+    def _do(self, session: Session, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
+        if self._group == 0:
+            return [self._alone(session, task, _read) for task in tasks]
+        if len(tasks) == 1:
+            return [self._alone(session, tasks[0], _write)]
+        session.begin()  # outside of the try: a lock that nobody gives up is waited for once, not once for each work
+        try:
+            return _write_group(session, tasks)
+        except Exception:  # noqa: BLE001  one work spoiled the transaction: find out which, nothing is written yet
+            session.rollback()
+            return [self._alone(session, task, _write) for task in tasks]
+
+    def _alone(
+        self, session: Session, task: _Task, run: Callable[[Session, Callable[[Session], Any]], Any]
+    ) -> _Outcome:
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return task, run(session, task.work), None
+            except Exception as error:  # noqa: BLE001  the error goes to who asked
+                if attempt < _TRIES and is_passing(error):
+                    continue
+                return task, None, error
+        raise AssertionError("unreachable")
+
+    def _settle(self, outcomes: Sequence[_Outcome]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = defaultdict(list)
+        for task, result, error in outcomes:
+            by_loop[task.loop].append((task, result, error and translate(error, self._driver)))
+        for loop, settled in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, settled)
+
+
+def _resolve(outcomes: Sequence[_Outcome]) -> None:
+    for task, result, error in outcomes:
+        if task.future.done():  # its caller was cancelled
+            continue
+        if error is None:
+            task.future.set_result(result)
+        else:
+            task.future.set_exception(error)
+
+
+def _read(session: Session, work: Callable[[Session], _T]) -> _T:
+    try:
+        return work(session)
+    except Exception:
+        if not session.broken:
+            raise
+        return work(session.reopen())
+
+
+def _write(session: Session, work: Callable[[Session], _T]) -> _T:
+    try:
+        session.begin()
+    except Exception:
+        if not session.broken:
+            raise
+        session.reopen().begin()
+    try:
+        result = work(session)
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
+    return result
+
+
+def _write_group(session: Session, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
+    """All works in the transaction that is open, and its commit."""
+    outcomes: list[_Outcome] = []
+    for task in tasks:
+        session.run("SAVEPOINT work")
+        try:
+            outcomes.append((task, task.work(session), None))
+        except Exception as error:  # noqa: BLE001  the error goes to who asked
+            session.run("ROLLBACK TO work")  # raises where the database gave up the whole transaction
+            outcomes.append((task, None, error))
+        session.run("RELEASE work")
+    session.commit()
+    return outcomes

@@ -1,0 +1,38 @@
+"""A plain PyTorch loop that runs on any number of devices and survives their loss; alone or inside a Cavvy job.
+
+    from cavvy import train
+
+    run = train.Run("checkpoints")
+    model = run.model(Net)
+    optimizer = run.optimizer(torch.optim.AdamW, lr=3e-4)
+    data = run.data(train.Tensors(images, labels), global_batch=64)
+
+    def loss(part):
+        return F.cross_entropy(model(part[0]), part[1])
+
+    for batch in run.batches(data, epochs=10):
+        value = run.accumulate(loss, batch)
+        run.step(optimizer, clip=1.0)
+        run.log(loss=value)
+
+This room imports no other one.
+"""
+
+try:
+    from cavvy.train.checkpoint.notice import AGAIN
+    from cavvy.train.clock import StepRecord
+    from cavvy.train.data import Data, Source, Tensors, open_source, register_reader
+    from cavvy.train.micro import OutOfMemory
+    from cavvy.train.plan import Plan
+    from cavvy.train.run import Run, observers
+    from cavvy.train.see.meter import Meter
+    from cavvy.train.see.trackers import Tracker, open_tracker, track
+except ModuleNotFoundError as error:
+    if error.name not in ("torch", "grain", "absl", "numpy"):
+        raise
+    raise ImportError(f"cavvy.train needs {error.name}: pip install 'cavvy[train]'") from error
+
+__all__ = [
+    "AGAIN", "Data", "Meter", "OutOfMemory", "Plan", "Run", "Source", "StepRecord", "Tensors", "Tracker", "observers",
+    "open_source", "open_tracker", "register_reader", "track",
+]  # fmt: skip

@@ -1,0 +1,92 @@
+"""From the user's functions to a model on its ranks, and an optimizer for it: the plan is settled here."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cavvy.train import plan as plans
+from cavvy.train import seeds
+from cavvy.train.micro import Micro
+from cavvy.train.parallel.norm import clip, sort
+from cavvy.train.parallel.pipeline import Build, build_stages
+from cavvy.train.parallel.shard import Placed, Wishes, make_mesh, place
+from cavvy.train.plan import Plan
+from cavvy.train.precision import Numbers, best
+from cavvy.train.world import World
+
+
+class Builder:
+    """Builds what the plan says; with the plan `auto`, the plan follows from the model's size."""
+
+    def __init__(self, wanted: Plan | None, seed: int) -> None:
+        self.plan = wanted or Plan()
+        self._wanted, self._seed = wanted, seed
+        self.numbers: Any = None
+
+    def build(self, make: Build | None, stages: Sequence[Build], world: World, wishes: Wishes) -> Placed:
+        """
+        Raises:
+            ValueError: the plan cannot be followed here; the message says what to change.
+        """
+        if (make is None) == (not stages):
+            raise ValueError("give either a function that builds the model, or stages=[...]")
+        if self._wanted is not None:
+            self.plan = self._wanted.fit(world.size)
+        if make is not None and self.plan.pipeline > 1:
+            raise ValueError("a pipeline needs to know where to cut the model: run.model(stages=[...])")
+        stage = world.rank // (world.size // self.plan.pipeline)  # the mesh's outermost axis
+        with torch.device("meta" if wishes.meta else "cpu"):
+            if make is not None:
+                self._sow(0)
+                model = make()
+            else:
+                model = build_stages(stages, stage, self.plan.pipeline, self._sow)
+        if self._wanted is None:
+            size = sum(p.numel() for p in model.parameters())
+            self.plan = plans.choose(world.size, size, world.device.memory_bytes, best(world.device))
+        self.numbers = Numbers(self.plan.precision, world.device)
+        if self.numbers.scaler is not None and (self.plan.pipeline > 1 or self.plan.tensor > 1):
+            raise ValueError("fp16's loss scale is not carried through pipeline and tensor parallel: use bf16 or fp32")
+        mesh = make_mesh(self.plan, world)
+        self._sow(0)
+        return place(model, self.plan, world, mesh, self.numbers, wishes)
+
+    def micro(self, world: World) -> Micro:
+        """The micro-batch that the plan says, or one still to be found for these devices."""
+        kinds = "+".join(sorted(set(world.gather(world.device.name))))
+        plan = self.plan
+        key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"
+        key += f" recompute {int(plan.recompute)} compile {int(plan.compile)}"
+        return Micro(key, {key: plan.micro_batch} if plan.micro_batch else {})
+
+    def _sow(self, number: int) -> None:
+        seeds.sow(seeds.mix(self._seed, number))
+
+
+def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any]) -> Any:
+    """An optimizer whose groups hold one kind of parameter each: split ones and plain ones are not updated together."""
+    listed = list(params)
+    groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+    parts: list[dict[str, Any]] = []
+    for group in groups:
+        plain, split = sort(group["params"])
+        parts += [group | {"params": some} for some in (plain, *split) if some]
+    return make(parts, **options)
+
+
+def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline: Any) -> Any:
+    """One step of the optimizers, with gradients clipped to the norm `limit`, and gone afterwards; the norm before."""
+    norm = None
+    if limit is not None:
+        for optimizer in optimizers if scaler is not None else ():
+            scaler.unscale_(optimizer)
+        over = None if pipeline is None else pipeline.group
+        norm = clip((p for o in optimizers for group in o.param_groups for p in group["params"]), limit, over)
+    for optimizer in optimizers:
+        optimizer.step() if scaler is None else scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    return norm

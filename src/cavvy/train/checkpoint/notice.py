@@ -1,0 +1,55 @@
+"""That this machine will be taken away: a signal, or the file that Cavvy's agent writes."""
+
+import json
+import os
+import signal
+import threading
+from datetime import datetime
+from pathlib import Path
+from time import time
+from typing import Any
+
+AGAIN = 75  # EX_TEMPFAIL: "saved, run me again", as the agent understands it
+SIGNALS = ("SIGTERM", "SIGUSR1")
+
+
+class Notices:
+    """Listens until closed. A question costs a microsecond or two; nothing happens in the signal handler itself."""
+
+    def __init__(self) -> None:
+        self._heard = ""
+        self._path = os.environ.get("CAVVY_NOTICE_FILE", "")
+        self._advice = os.environ.get("CAVVY_ADVICE_FILE", "")
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (getattr(signal, name) for name in SIGNALS if hasattr(signal, name)):
+                self._before[number] = signal.signal(number, self._hear)
+
+    def pending(self) -> str:
+        """Where the notice came from, once there is one."""
+        if not self._heard and self._path and os.path.exists(self._path):
+            self._heard = self._path
+        return self._heard
+
+    def left_s(self) -> float | None:
+        """Seconds until this machine is gone, where somebody said so: Cavvy's agent does."""
+        try:
+            said = json.loads(Path(self._path).read_text())["deadline"] if self._path else None
+            return None if said is None else datetime.fromisoformat(said).timestamp() - time()
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def is_news(self) -> bool:
+        """Whether this machine was said to be at risk since the last question."""
+        if not self._advice or not os.path.exists(self._advice):
+            return False
+        self._advice = ""
+        return True
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+
+    def _hear(self, number: int, frame: object) -> None:
+        self._heard = self._heard or signal.Signals(number).name

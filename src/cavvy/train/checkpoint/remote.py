@@ -1,0 +1,81 @@
+"""Checkpoints that also go to object storage: local first, then remote, whole or not at all there too."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from cavvy.train.checkpoint.store import KEPT, MARK, NAME, Checkpoint, find_latest
+from cavvy.train.world import World
+
+
+class Place:
+    """A path, or a URL of fsspec with a folder of this machine before it.
+
+    Each rank sends its own files; the first sends the rest, and after all others the mark that makes it complete.
+    """
+
+    def __init__(self, where: str, world: World) -> None:
+        self._world = world
+        self._remote: Any = None
+        self._root = ""
+        if "://" not in where:
+            self.local = Path(where).absolute()
+            return
+        try:
+            import fsspec
+        except ImportError as error:
+            raise ValueError(f"{where} needs fsspec and its driver for that storage: pip install fsspec") from error
+        self._remote, self._root = fsspec.core.url_to_fs(where)
+        cache = Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
+        self.local = cache / "cavvy" / "train" / hashlib.sha256(where.encode()).hexdigest()[:16]
+
+    def fetch(self) -> None:
+        """Bring the newest complete remote checkpoint here, if it is newer than what is here."""
+        if self._remote is None:
+            return
+        steps = self._world.tell(self._complete())
+        here = find_latest(self.local)
+        first_here = self._world.is_first or os.environ.get("LOCAL_RANK", "0") == "0"
+        if first_here and steps and (here is None or here.step < steps[-1]):
+            name = _name(steps[-1])
+            half = self.local / (name + ".fetched")
+            shutil.rmtree(half, ignore_errors=True)
+            self._remote.get(f"{self._root}/{name}/", str(half) + "/", recursive=True)
+            shutil.rmtree(self.local / name, ignore_errors=True)
+            half.rename(self.local / name)
+        self._world.agree([0])
+
+    def send(self, done: Checkpoint) -> None:
+        """Called when the checkpoint is safe here; in the thread that saves, with its process group."""
+        if self._remote is None:
+            return
+        target = f"{self._root}/{done.path.name}"
+        self._remote.makedirs(target, exist_ok=True)
+        mine = f"__{self._world.rank}_"
+        for path in sorted(done.path.iterdir()):
+            if path.name.startswith(mine) or (self._world.is_first and path.name == ".metadata"):
+                self._remote.put_file(str(path), f"{target}/{path.name}")
+        if self._world.file_group is not None:
+            dist.barrier(group=self._world.file_group)
+        if self._world.is_first:
+            self._remote.pipe_file(f"{target}/{MARK}", json.dumps(done.facts).encode())
+            for step in self._complete()[:-KEPT]:
+                self._remote.rm_file(f"{self._root}/{_name(step)}/{MARK}")
+                self._remote.rm(f"{self._root}/{_name(step)}", recursive=True)
+
+    def _complete(self) -> list[int]:
+        if not self._world.is_first or not self._remote.exists(self._root):
+            return []
+        self._remote.invalidate_cache()
+        names = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in self._remote.ls(self._root, detail=False)]
+        found = [(match, name) for name in names if (match := NAME.fullmatch(name))]
+        return sorted(int(match[1]) for match, name in found if self._remote.exists(f"{self._root}/{name}/{MARK}"))
+
+
+def _name(step: int) -> str:
+    return f"step-{step:012d}"

@@ -1,0 +1,201 @@
+"""Global batches of a fixed size, in one order for all ranks: the state of the data is one number.
+
+Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div N`. A global batch is
+`global_batch` positions in a row, of which each rank takes its share. So any number of ranks can go on from any
+position, with the samples and the random augmentations that any other number would have seen (the idea of Grain's
+ElasticIterator; unlike there, the batch need not be divisible by the ranks, and a sample has its position, which
+augmentations are seeded by). Grain shuffles, prefetches, and runs the worker processes.
+"""
+
+import inspect
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.data import default_collate
+
+from cavvy.train.data.quiet import grain, index_shuffle
+from cavvy.train.data.sources import Source
+
+ROUNDS = 4  # of the shuffle's cipher, as Grain's own shuffle has
+LISTED = 2**22  # samples up to which an epoch's order is kept as a list; beyond, each place is computed
+
+
+@dataclass(slots=True)
+class Batch:
+    """One rank's share of a global batch."""
+
+    values: Any  # tensors whose first dimension counts samples, in the shape that samples have
+    size: int  # samples here
+    total: int  # samples of all ranks
+    largest: int  # samples on the rank that has most
+
+    def pieces(self, count: int) -> list[tuple[Any, int]]:
+        """Its values in `count` parts, and how many samples each has: where that is none, one to compute with."""
+        if count == 1:
+            return [(self.values, self.size)]
+        bounds = pairwise(self.size * n // count for n in range(count + 1))
+        return [(cut(self.values, a, b) if b > a else cut(self.values, 0, 1), b - a) for a, b in bounds]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of each global batch one rank reads."""
+
+    rank: int
+    ranks: int
+    global_batch: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.rank * self.global_batch // self.ranks, (self.rank + 1) * self.global_batch // self.ranks
+
+    @property
+    def largest(self) -> int:
+        return -(-self.global_batch // self.ranks)
+
+
+class Data:
+    """A source in its order; `position` is where the next global batch begins."""
+
+    def __init__(
+        self, source: Source, *, global_batch: int, transform: Callable[..., Any] | None = None, seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:  # fmt: skip
+        if len(source) == 0 or global_batch < 1:
+            raise ValueError(f"{len(source)} samples in batches of {global_batch}: nothing to train on")
+        self.source, self.global_batch, self.seed, self.shuffle = source, global_batch, seed, shuffle
+        self.transform = transform
+        self._random = transform is not None and _takes_random(transform)
+        self.position = 0
+        self._listed: tuple[int, Any] = (-1, None)
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.transform is None and hasattr(self.source, "fetch_batch")
+
+    @property
+    def epoch(self) -> float:
+        """Epochs read so far, as 2.5."""
+        return self.position / len(self.source)
+
+    def indices(self, positions: range) -> Any:
+        """The samples at these positions, an array of their numbers."""
+        length = len(self.source)
+        first, last = positions[0] // length, positions[-1] // length
+        if first != last:  # an epoch ends here
+            border = (first + 1) * length
+            parts = (range(positions[0], border), range(border, positions[-1] + 1))
+            return np.concatenate([self.indices(part) for part in parts])
+        low, high = positions[0] - first * length, positions[-1] + 1 - first * length
+        if self.shuffle and 1 < length <= LISTED:
+            return self._order(first)[low:high]
+        if not self.shuffle or length == 1:
+            return np.arange(low, high)
+        seed = (self.seed + first) % 2**32
+        return np.array([index_shuffle(p, max_index=length - 1, seed=seed, rounds=ROUNDS) for p in range(low, high)])
+
+    def fetch(self, positions: range) -> Any:
+        """The samples at these positions, transformed, as one batch."""
+        chosen = self.indices(positions)
+        if self.is_in_memory:
+            return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]  # that is what being in memory means
+        indices = chosen.tolist()
+        many = getattr(self.source, "__getitems__", None)
+        samples = many(indices) if many is not None else [self.source[i] for i in indices]
+        if self.transform is not None:
+            samples = [self._apply(sample, position) for sample, position in zip(samples, positions, strict=True)]
+        return default_collate(samples)
+
+    def read(
+        self, share: Share, until: int, *, workers: int = 0, threads: int = 2, prefetch: int = 2
+    ) -> Generator[Any]:
+        """One rank's batches from `position` to the last whole global batch before position `until`."""
+        if share.global_batch < share.ranks:
+            raise ValueError(f"a global batch of {share.global_batch} is too small for {share.ranks} ranks")
+        low, high = share.bounds
+        start, size = self.position, share.global_batch
+        count = max((until - start) // size, 0)
+
+        def fetch(step: int) -> Any:
+            first = start + step * size
+            return self.fetch(range(first + low, first + high))
+
+        if self.is_in_memory:  # a thread would only keep the interpreter from the training loop
+            yield from map(fetch, range(count))
+            return
+        steps = grain.MapDataset.range(count).map(lambda step: _pack(fetch(step)) if workers else fetch(step))
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0)
+        ready = steps.to_iter_dataset(options)
+        if workers:
+            ready = ready.mp_prefetch(
+                grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
+            )
+        batches = iter(ready)
+        try:
+            yield from map(_unpack, batches) if workers else batches
+        finally:
+            batches.close()
+
+    def _order(self, epoch: int) -> Any:
+        listed, order = self._listed  # one look: another thread may be in another epoch
+        if listed != epoch:
+            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(len(self.source))
+            self._listed = (epoch, order)
+        return order
+
+    def _apply(self, sample: Any, position: int) -> Any:
+        assert self.transform is not None
+        if not self._random:
+            return self.transform(sample)
+        return self.transform(sample, np.random.Generator(np.random.Philox(key=[self.seed, position])))
+
+
+def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
+    """A batch on the device; from page-locked memory the copy runs beside the computation."""
+
+    if device.type == "cpu" and not channels_last:
+        return values
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if device.type != "cpu":
+            value = (value.pin_memory() if pin and device.type != "mps" else value).to(device, non_blocking=pin)
+        if channels_last and value.dim() == 4 and value.is_floating_point():
+            value = value.contiguous(memory_format=torch.channels_last)
+        return value
+
+    return tree_map(one, values)
+
+
+def _pack(values: Any) -> Any:
+    """A batch as a worker hands it over, in arrays: a tensor of its own would need the worker until it is read."""
+
+    def one(value: Any) -> Any:
+        return value.numpy() if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16 else value
+
+    return tree_map(one, values)
+
+
+def _unpack(values: Any) -> Any:
+    return tree_map(lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value, values)
+
+
+def cut(values: Any, low: int, high: int) -> Any:
+    """Samples `low` to `high` of a batch."""
+    return tree_map(lambda v: v[low:high] if isinstance(v, torch.Tensor) else v, values)
+
+
+def _takes_random(transform: Callable[..., Any]) -> bool:
+    """Whether it has a second argument without a default: the random generator of the sample."""
+    try:
+        parameters = inspect.signature(transform).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters) >= 2

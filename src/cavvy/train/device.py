@@ -1,0 +1,84 @@
+"""Where the arithmetic happens: CUDA, ROCm, MPS, XPU or the CPU, by torch.accelerator."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+KINDS = ("auto", "cpu", "cuda", "rocm", "mps", "xpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One rank's device; `name` is the GPU type, by which micro-batches are remembered."""
+
+    torch: Any
+    kind: str
+    name: str
+
+    @property
+    def is_accelerator(self) -> bool:
+        return self.kind != "cpu"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """All of the device's memory; None where there is no such limit, or nobody tells."""
+        if self.kind == "mps":
+            return int(torch.mps.recommended_max_memory())
+        if not self.is_accelerator:
+            return None
+        return int(torch.get_device_module(self.torch).get_device_properties(self.torch).total_memory)
+
+    def synchronize(self) -> None:
+        if self.is_accelerator:
+            torch.accelerator.synchronize()
+
+    def peak_bytes(self) -> int:
+        """The most memory that tensors held since `reset_peak`; 0 on the CPU, which keeps no such account."""
+        if not self.is_accelerator:
+            return 0
+        if self.kind == "mps":
+            return int(torch.mps.driver_allocated_memory())
+        return int(torch.accelerator.max_memory_allocated())
+
+    def reset_peak(self) -> None:
+        if self.is_accelerator and self.kind != "mps":
+            torch.accelerator.empty_cache()
+            torch.accelerator.reset_peak_memory_stats()
+
+    def free_cache(self) -> None:
+        if self.is_accelerator:
+            torch.accelerator.empty_cache()
+
+
+def pick(wanted: str = "auto", local_rank: int = 0) -> Device:
+    """The device named, or the best one here.
+
+    Raises:
+        ValueError: it is not here, or Cavvy does not train on it.
+    """
+    if wanted == "tpu":
+        raise ValueError(
+            "TPUs are outside of PyTorch's own devices: they need a backend of their own (torch_xla, or its successor "
+            "TorchTPU), which cavvy.train does not drive; JAX programs run on TPUs as they are"
+        )
+    if wanted not in KINDS:
+        raise ValueError(f"device {wanted!r} is none of {', '.join(KINDS)}")
+    found = torch.accelerator.current_accelerator(check_available=True) if torch.accelerator.is_available() else None
+    if wanted == "cpu" or (wanted == "auto" and found is None):
+        return Device(torch.device("cpu"), "cpu", "cpu")
+    if found is None:
+        raise ValueError(f"device {wanted!r} is not here: this PyTorch ({torch.__version__}) finds no accelerator")
+    kind = "rocm" if found.type == "cuda" and torch.version.hip else str(found.type)
+    if wanted not in ("auto", kind):
+        raise ValueError(f"device {wanted!r} is not here; {kind!r} is")
+    index = local_rank % max(torch.accelerator.device_count(), 1)
+    torch.accelerator.set_device_index(index)
+    return Device(torch.device(found.type, index), kind, _name(kind, index))
+
+
+def _name(kind: str, index: int) -> str:
+    if kind == "mps":
+        return os.uname().machine + " " + kind
+    return str(torch.get_device_module().get_device_name(index))

@@ -1,0 +1,88 @@
+"""The micro-batch: the most samples of one forward pass that fit, the same on all ranks, found once per GPU type."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cavvy.train.device import Device
+from cavvy.train.parallel.reduce import local
+
+SPARE = 0.08  # of the device's memory: fragments, and workspaces of kernels that larger sizes choose
+NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "HIPBLAS_STATUS_ALLOC_FAILED")
+
+
+class OutOfMemory(RuntimeError):
+    """One sample at a time does not fit, or a rank of a model that is split ran out alone.
+
+    `fits`: the micro-batch to go on with, by its key; {} where there is none.
+    """
+
+    def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
+        super().__init__(text)
+        self.fits = fits or {}
+
+
+@dataclass(slots=True)
+class Micro:
+    """The size at hand. `known` keeps one size for each kind of GPU, and goes into checkpoints."""
+
+    key: str
+    known: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        """0 until it is found."""
+        return self.known.get(self.key, 0)
+
+    def settle(self, size: int) -> None:
+        self.known[self.key] = size
+
+    def shrink(self, used: int) -> None:
+        """After a rank ran out of memory with `used` samples.
+
+        Raises:
+            OutOfMemory: there is nothing left to shrink.
+        """
+        if used <= 1:
+            raise OutOfMemory("one sample at a time does not fit into memory; try Plan(recompute=True) or more shards")
+        self.settle(used // 2)
+
+
+def is_no_memory(error: BaseException) -> bool:
+    """Whether this is an allocation that failed, or came of one: by type or, as libraries say it, by its words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return said or (error.__cause__ is not None and is_no_memory(error.__cause__))  # a pipeline's stage wraps it
+
+
+def find(
+    most: int, device: Device, attempt: Callable[[int], None], coming_bytes: int, least: Callable[[int], int]
+) -> int:
+    """The largest size up to `most` that fits by measurement of small ones; the same answer on all ranks.
+
+    No size is tried that is expected not to fit: ranks of a split model wait for each other inside of a pass, so one
+    that fails would leave the others waiting. Memory is taken to grow evenly from 2 to 4 samples on. `attempt(n)` runs
+    a forward and backward pass over n samples; `coming_bytes` is what the optimizer is still going to hold; `least`
+    gives the smallest of all ranks' numbers.
+    """
+    total = device.memory_bytes
+    if least(0 if total is None else 1) == 0 or most <= 4:
+        return most
+    assert total is not None
+    peaks = []
+    for size in (2, 4):
+        device.reset_peak()
+        attempt(size)
+        peaks.append(device.peak_bytes())
+    each = max((peaks[1] - peaks[0]) / 2, 1.0)
+    room = total * (1 - SPARE) - coming_bytes - peaks[1]
+    return least(max(min(most, 4 + int(room / each)), 1))
+
+
+def optimizer_bytes(optimizers: list[Any]) -> int:
+    """What the optimizers are still going to hold: two moments for each parameter without a state."""
+    every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])
+    return sum(2 * local(p).nbytes for p, o in every if p.requires_grad and p not in o.state)

@@ -1,0 +1,41 @@
+"""The gradient's norm over all ranks, and clipping by it, for plain and split parameters together."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.utils import get_total_norm
+
+from cavvy.train.parallel.reduce import local
+
+
+def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
+    """Scale gradients so that their norm is at most `limit`; return the norm before.
+
+    `pipeline` is the group over which the layers are split.
+    """
+    plain, split = sort(p for p in parameters if p.grad is not None)
+    squares = [_whole(get_total_norm([p.grad for p in some])) ** 2 for some in (plain, *split) if some]
+    square = torch.stack(squares).sum()
+    if pipeline is not None:
+        dist.all_reduce(square, group=pipeline)
+    total = square.sqrt()
+    factor = torch.clamp(limit / (total + 1e-6), max=1.0)  # as torch's own, without a question to the device
+    grads = [local(p.grad) for some in (plain, *split) for p in some]
+    torch._foreach_mul_(grads, factor)
+    return total
+
+
+def sort(parameters: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
+    """Plain parameters, and split ones by mesh: an optimizer cannot update different kinds at once."""
+    plain: list[Any] = []
+    split: dict[Any, list[Any]] = {}
+    for parameter in parameters:
+        mesh = getattr(parameter, "device_mesh", None)
+        (plain if mesh is None else split.setdefault(mesh, [])).append(parameter)
+    return plain, list(split.values())
+
+
+def _whole(norm: Any) -> Any:
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,0 +1,131 @@
+"""Put a model onto the ranks as the plan says.
+
+The order matters: tensor parallel, recomputation, compile, FSDP2 or replicas; the optimizer comes after all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from cavvy.train.parallel.pipeline import Pipeline
+from cavvy.train.parallel.reduce import Reducer
+from cavvy.train.plan import Plan
+from cavvy.train.precision import Numbers
+from cavvy.train.world import World
+
+AXES = ("pipeline", "replicas", "shards", "tensor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What only the user knows of a model."""
+
+    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # its repeated parts
+    tensor_plan: dict[str, Any] | None = None  # for torch's parallelize_module
+    meta: bool = False  # build without memory, fill in place by reset_parameters()
+
+
+@dataclass(slots=True)
+class Placed:
+    """A model on its ranks."""
+
+    model: Any
+    mesh: Any
+    reducer: Reducer | None
+    data_rank: int
+    data_ranks: int
+    pipeline: Pipeline | None
+    is_sharded: bool
+
+
+def make_mesh(plan: Plan, world: World) -> Any:
+    """The ranks as a grid of AXES; None for one rank."""
+    if world.size == 1:
+        return None
+    sizes = tuple(getattr(plan, axis) for axis in AXES)
+    return init_device_mesh(world.device.torch.type, sizes, mesh_dim_names=AXES)
+
+
+def place(model: nn.Module, plan: Plan, world: World, mesh: Any, numbers: Numbers, wishes: Wishes) -> Placed:
+    device = world.device.torch
+    parts = list(wishes.blocks(model)) if wishes.blocks else find_blocks(model)
+    numbers.convert(model)
+    if plan.tensor > 1:
+        _split_layers(model, mesh["tensor"], wishes)
+    if plan.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs leave it out
+    if plan.shards == 1 and not wishes.meta:
+        model.to(device)
+    if plan.recompute:
+        for part in parts:
+            part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+    if plan.compile:
+        for part in parts if plan.shards > 1 or plan.tensor > 1 else [model]:
+            part.compile()
+    if plan.shards > 1:
+        _shard(model, parts, plan, mesh, numbers)
+    if wishes.meta:
+        _fill(model, device)
+    reducer = None
+    if plan.replicas > 1 and plan.shards == 1:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        reducer = Reducer(trained, mesh["replicas"].get_group())
+    data_rank = 0
+    if mesh is not None:
+        data_rank = mesh.get_local_rank("replicas") * plan.shards + mesh.get_local_rank("shards")
+    pipeline = Pipeline(model, mesh, device) if plan.pipeline > 1 else None
+    return Placed(model, mesh, reducer, data_rank, plan.data_ranks, pipeline, plan.shards > 1)
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model: the members of its largest list of modules, or else its direct children."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
+    members = max(lists, key=_count, default=None)
+    return [m for m in (model if members is None else members).children() if _count(m)]
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _split_layers(model: nn.Module, mesh: Any, wishes: Wishes) -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    layers = wishes.tensor_plan if wishes.tensor_plan is not None else getattr(model, "tensor_plan", None)
+    if not layers:
+        raise ValueError(
+            "tensor parallel needs to know which layers are split how: run.model(build, tensor_plan={'mlp.up': "
+            "ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
+        )
+    known = {name for name, _ in model.named_modules()}  # a pipeline's stage holds some of them only
+    parallelize_module(model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name})
+
+
+def _shard(model: nn.Module, parts: list[nn.Module], plan: Plan, mesh: Any, numbers: Numbers) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    low = numbers.low
+    full = torch.float32 if low is not None else None
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full)
+    whole = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full, output_dtype=full)  # losses are not rounded
+    grid = mesh["replicas", "shards"] if plan.replicas > 1 else mesh["shards"]
+    free = plan.pipeline == 1  # a stage runs its layers for many micro-batches: gather them once
+    for part in parts:
+        fully_shard(part, mesh=grid, mp_policy=policy, reshard_after_forward=free and part is not parts[-1])
+    fully_shard(model, mesh=grid, mp_policy=whole, reshard_after_forward=free)
+
+
+def _fill(model: nn.Module, device: Any) -> None:
+    model.to_empty(device=device)
+    for name, module in model.named_modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+        elif own := [*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))]:
+            lacks = f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters() to fill {own[0]}"
+            raise ValueError(f"meta=True: {lacks}: write one, or leave meta out")

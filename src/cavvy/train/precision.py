@@ -1,0 +1,84 @@
+"""fp32, tf32, bf16, fp16 with loss scaling, fp8: what each needs, and what this device can do."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from cavvy.train.device import Device
+
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
+class Numbers:
+    """One precision on one device: the context of the forward pass, and the loss scale."""
+
+    def __init__(self, precision: str, device: Device) -> None:
+        self.precision = precision
+        self._device = device
+        self.scaler: Any = None
+        _check(precision, device)
+        if device.kind in ("cuda", "rocm", "xpu"):
+            torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+        if device.kind in ("cuda", "rocm"):
+            torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        if precision == "fp16":
+            self.scaler = torch.amp.GradScaler(device.torch.type)  # split gradients agree on overflows by themselves
+
+    @property
+    def low(self) -> Any:
+        """The type that layers compute in; None is fp32."""
+        return LOW.get(self.precision)
+
+    def forward(self) -> AbstractContextManager[Any]:
+        if self.low is None:
+            return nullcontext()
+        return torch.autocast(self._device.torch.type, self.low)  # type: ignore[no-any-return, unused-ignore]
+
+    def state(self) -> dict[str, Any] | None:
+        """The loss scale, for checkpoints; plain data."""
+        return None if self.scaler is None else dict(self.scaler.state_dict())
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)
+
+    def convert(self, model: Any) -> None:
+        """Layers that fp8 pays off for become fp8 layers."""
+        if self.precision != "fp8":
+            return
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = Float8LinearConfig.from_recipe_name("rowwise")
+        convert_to_float8_training(model, config=config, module_filter_fn=_fits_fp8)
+
+
+def best(device: Device) -> str:
+    """The precision of the plan `auto`: bf16 where the device computes in it, fp32 elsewhere."""
+    if device.kind in ("cuda", "rocm"):
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if device.kind == "xpu" else "fp32"
+
+
+def _fits_fp8(module: Any, name: str) -> bool:
+    """Both sides a multiple of 16, as the kernels need, and large enough to gain."""
+    return isinstance(module, torch.nn.Linear) and all(n % 16 == 0 and n >= 256 for n in module.weight.shape)
+
+
+def _check(precision: str, device: Device) -> None:
+    """
+    Raises:
+        ValueError: this device, or this installation, cannot compute so.
+    """
+    if precision == "tf32" and (device.kind != "cuda" or torch.cuda.get_device_capability()[0] < 8):
+        raise ValueError(f"tf32 is a mode of NVIDIA GPUs since Ampere; here is {device.name}: use fp32 or bf16")
+    if precision == "fp8":
+        if device.kind != "cuda" or torch.cuda.get_device_capability() < (8, 9):
+            raise ValueError(f"fp8 needs an NVIDIA GPU since Ada or Hopper; here is {device.name}: use bf16")
+        try:
+            import torchao  # noqa: F401
+        except ImportError as error:
+            raise ValueError("fp8 needs torchao: pip install torchao") from error
+    low = LOW.get(precision)
+    if low is not None and not torch.amp.is_autocast_available(device.torch.type):
+        raise ValueError(f"{precision} needs autocast, which {device.name} has not: use fp32")

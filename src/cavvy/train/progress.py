@@ -1,0 +1,102 @@
+"""How far a run is, how fast and for how much: a line for people, and the file that the agent reads."""
+
+import json
+import logging
+import os
+import shutil
+import sys
+from time import monotonic
+from typing import Any
+
+import torch
+
+from cavvy.train.clock import PARTS, StepRecord
+from cavvy.train.see.meter import Meter
+from cavvy.train.world import World
+
+log = logging.getLogger("cavvy.train")
+
+PACE_S = 1.0  # between two reports: reading a loss waits for the device
+LOG_S = 30.0  # between two lines of a log that nobody watches
+# what is reported, and how a line for people says it: before and after the number, and its format
+SHOWN = {
+    "samples_per_s": ("", "/s", ".4g"),
+    "step_ms": ("", " ms", ".4g"),
+    "usd_per_1000_samples": ("$", "/1k", ".3g"),
+    "usd_left": ("$", " left", ".3g"),
+    "usd_per_epoch": ("$", "/epoch", ".3g"),
+    "usd_per_step": ("$", "/step", ".3g"),
+    "mfu": ("MFU ", "", ".1%"),
+    "memory_gib": ("", " GiB", ".4g"),
+    "gpu_busy_percent": ("GPU ", "% busy", ".0f"),
+    **{f"share_{part}": (f"{part} ", "", ".0%") for part in (*PARTS, "own")},
+}
+
+
+class Progress:
+    """Hears each step's record; rank 0 reports."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._path = os.environ.get("CAVVY_PROGRESS_FILE", "")
+        self._next, self._done, self._total, self._logged = 0.0, 0, 0, 0.0
+        self._meter = Meter(world.device, world.size)
+
+    def begin(self, done: int, total: int, epoch: int = 0) -> None:
+        """Samples done so far, in all, and of one epoch (0: nobody knows)."""
+        self._done, self._total, self._meter.samples = done, total, epoch
+
+    def measure(self, meter: Meter) -> None:
+        """What one sample computes and what a device could, as another meter knows: adds the share of the peak."""
+        self._meter.flops, self._meter.peak = meter.flops, meter.peak
+
+    def hear(self, record: StepRecord) -> None:
+        self._done += record.samples
+        self._meter.hear(record)
+        now = monotonic()
+        last = self._done + record.samples > self._total  # no other batch fits
+        if not self._world.is_first or (now < self._next and not last):
+            return
+        self._next = now + PACE_S
+        self._report({name: plain(value) for name, value in record.values.items()}, self._rates(), last)
+
+    def _report(self, told: dict[str, object], rates: dict[str, float], last: bool) -> None:
+        line = {"done": self._done, "total": self._total, "unit": "samples", **told, **rates}
+        if self._path:
+            with open(self._path + ".new", "w") as file:  # the agent reads the beginning of it, whenever it likes
+                file.write(json.dumps(line) + "\n")
+            os.replace(self._path + ".new", self._path)
+        parts = [f"{self._done}/{self._total} samples"]
+        parts += [f"{name} {one:.4g}" if isinstance(one, float) else f"{name} {one}" for name, one in told.items()]
+        shown = {name: how for name, how in SHOWN.items() if name in rates}
+        parts += [f"{before}{rates[name]:{kind}}{after}" for name, (before, after, kind) in shown.items()]
+        if sys.stderr.isatty():
+            sys.stderr.write("\r" + _fit(parts, shutil.get_terminal_size().columns - 1) + "\x1b[K" + "\n" * last)
+            sys.stderr.flush()
+        elif last or monotonic() >= self._logged:
+            self._logged = monotonic() + LOG_S
+            log.info("%s", "  ".join(parts))
+
+    def _rates(self) -> dict[str, float]:
+        found = self._meter.read()
+        rates = {name: round(found[name], 9) for name in SHOWN if name in found}
+        if self._meter.price is not None and found:
+            left = max(self._total - self._done, 0)
+            rates["usd_left"] = round(left / found["samples_per_s"] * self._meter.price / 3600, 4)
+        return rates
+
+
+def _fit(parts: list[str], width: int) -> str:
+    """As many parts as one line holds, the first in any case: a longer one would begin a new line each time."""
+    text = parts[0][:width]
+    for part in parts[1:]:
+        if len(text) + 2 + len(part) <= width:
+            text += "  " + part
+    return text
+
+
+def plain(value: Any) -> object:
+    """A number or text for what `run.log` was given."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    return value if isinstance(value, int | float | str | bool) else str(value)

@@ -1,0 +1,244 @@
+"""A training run: the verbs that a training script uses. Each says what it does; the work is in the other files.
+
+Three rules carry the rest. Parameters change only in `step`, so the state can be copied beside the computation up to
+there. The run saves and stops only in `batches`, so all ranks do it at the same step. The global batch is fixed and
+the micro-batch is not, so the number and kind of devices may change from one attempt to the next.
+"""
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cavvy.train import plan as plans
+from cavvy.train import seeds
+from cavvy.train.build import Builder, make_optimizer, update
+from cavvy.train.checkpoint.keeper import LEAVE, SAVE, Keeper
+from cavvy.train.checkpoint.notice import AGAIN
+from cavvy.train.clock import Clock
+from cavvy.train.data import Batch, Data, Share, move, open_source
+from cavvy.train.parallel.shard import Wishes
+from cavvy.train.plan import Plan
+from cavvy.train.progress import Progress
+from cavvy.train.see.trackers import name_run
+from cavvy.train.state import State
+from cavvy.train.step import Gradients, Loss, PairLoss
+from cavvy.train.world import World
+
+log = logging.getLogger("cavvy.train")
+observers: list[Callable[["Run"], None]] = []  # called with each new run: profiles, trackers, tuning
+
+
+class Run:
+    """One training run in one folder.
+
+    Args:
+        folder: where checkpoints lie: a path, or a URL that fsspec knows. By default what Cavvy's job says, or
+            `checkpoints`.
+        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". CAVVY_TRAIN_PLAN names a file that goes before.
+        seed: of parameters, order and augmentation.
+        device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu".
+        save_every: seconds, or "auto": from what a checkpoint costs and how often machines are lost.
+    """
+
+    def __init__(
+        self, folder: "str | Path | None" = None, *, plan: "Plan | str | Path" = "auto", seed: int = 0,
+        device: str = "auto", save_every: "float | str" = "auto",
+    ) -> None:  # fmt: skip
+        self._builder = Builder(plans.read(os.environ.get("CAVVY_TRAIN_PLAN") or plan), seed)
+        self.seed, self._state = seed, State()
+        self.world = World(device)
+        self.keeper = Keeper(folder or os.environ.get("CAVVY_CHECKPOINT_DIR") or "checkpoints", self.world, save_every)
+        before = self.keeper.store.latest()
+        self.name: str = self.world.tell(name_run(before.facts.get("name") if before else None))  # for trackers
+        self.clock, self.progress = Clock(self.world.rank), Progress(self.world)
+        self.clock.listeners.append(self.progress.hear)
+        self.optimizers: list[Any] = []
+        self._gradients: Gradients | None = None
+        self._batch: Batch | None = None
+        self._reading: Data | None = None
+        self._resumed = False
+        atexit.register(self._abandon)
+        for observer in observers:
+            observer(self)
+
+    @property
+    def steps(self) -> int:
+        """Steps made in all, by every attempt."""
+        return self._state.steps
+
+    @property
+    def plan(self) -> Plan:
+        """How the run is spread, once the model is built."""
+        return self._builder.plan
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one forward pass on one rank; 0 until it is found."""
+        return self._state.micro.size
+
+    def model(
+        self, build: Callable[[], nn.Module] | None = None, *, stages: Sequence[Callable[[], nn.Module]] = (),
+        blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None, tensor_plan: dict[str, Any] | None = None,
+        meta: bool = False,
+    ) -> Any:  # fmt: skip
+        """Build the model and put it onto the ranks; the result is the user's own module.
+
+        Args:
+            build: makes the model; called once, with the seed set.
+            stages: instead of `build`, functions whose modules run one after the other, for a pipeline.
+            blocks: finds the model's repeated parts, by which it is sharded and recomputed; guessed where left out.
+            tensor_plan: which layers are split over tensor ranks, for torch's `parallelize_module`.
+            meta: build without memory and fill in place by `reset_parameters`, for models larger than this machine.
+        """
+        wishes = Wishes(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
+        placed = self._builder.build(build, stages, self.world, wishes)
+        micro = self._state.micro = self._builder.micro(self.world)
+        self._gradients = Gradients(self.world, placed, self._builder.numbers, micro, self.clock, self.keeper.wish)
+        return placed.model
+
+    def optimizer(self, make: Callable[..., Any], params: Any = None, **options: Any) -> Any:
+        """`make(params, **options)`, by default for all of the model's parameters; checkpoints keep its state."""
+        chosen = self._ready().placed.model.parameters() if params is None else params
+        self.optimizers.append(make_optimizer(make, chosen, options))
+        return self.optimizers[-1]
+
+    def data(
+        self, source: Any, *, global_batch: int, transform: Any = None, shuffle: bool = True, **options: Any
+    ) -> Data:
+        """Samples to train on: a dataset, or what a reader opens ("NAME:path", with its `options`).
+
+        `transform(sample)` or `transform(sample, random)` is applied to each; `random` is a NumPy generator that
+        depends on the seed and the sample's place in the order alone.
+        """
+        opened = open_source(source, **options)
+        made = Data(opened, global_batch=global_batch, transform=transform, seed=self.seed, shuffle=shuffle)
+        self._state.data.append(made)
+        return made
+
+    def keep(self, name: str, thing: Any) -> Any:
+        """Put something with state_dict() and load_state_dict() into checkpoints; its state has to be plain data."""
+        self._state.things[name] = thing
+        return thing
+
+    def resume(self) -> bool:
+        """Go on from the newest checkpoint, if there is one. `batches` does so too; only the first time counts."""
+        if self._resumed:
+            return False
+        self._resumed = True
+        facts = self.keeper.resume(self._ready().placed.model, self.optimizers, self.plan.to_json())
+        if facts is not None:
+            self._state.from_facts(facts, self._builder.numbers)
+            log.info("resumed at step %d", self.steps)
+        self._state.micro.known.update(self.keeper.fits)
+        return facts is not None
+
+    def batches(self, data: Data, *, epochs: float) -> Iterator[Any]:
+        """This rank's batches, until `epochs` passes over the data have been made in all.
+
+        Between two of them the run saves when it is time, and leaves with exit code 75 after a notice.
+        """
+        self.resume()
+        until = int(epochs * len(data.source))
+        until -= (until - data.position) % data.global_batch  # the rest is less than a batch, and not read
+        share = Share(self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch)
+        if data.position + data.global_batch > until:
+            return
+        plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
+        self.progress.begin(data.position, until, len(data.source))
+        stream = data.read(share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch)
+        try:
+            while True:
+                self.clock.begin(self.steps, data.global_batch)
+                with self.clock.part("data"):
+                    values = next(stream, None)
+                if values is None:
+                    self.clock.forget()
+                    break
+                with self.clock.part("transfer"):
+                    values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
+                self._batch, self._reading = Batch(values, high - low, data.global_batch, share.largest), data
+                yield values
+                self._between()
+        finally:
+            stream.close()
+            self.clock.end()
+        self.save(wait=True)
+
+    def accumulate(self, loss: Loss, batch: Any) -> Any:
+        """Gradients of the mean loss over the global batch; returns the mean over this rank's samples.
+
+        `loss(part)` gets a part of the batch, in the batch's shape, and returns the mean loss of its samples. It may be
+        called again for the same samples, when a rank ran out of memory.
+        """
+        return self._add(self._ready().add, loss, batch)
+
+    def pipeline(self, loss: PairLoss, batch: Any) -> Any:
+        """As `accumulate`, for any plan: a batch is (input, target), and `loss(output, target)` the mean of it."""
+        return self._add(self._ready().add_pipelined, loss, batch)
+
+    def step(self, *optimizers: Any, clip: float | None = None) -> Any:
+        """Update the parameters, with gradients clipped to the norm `clip`; returns the norm before, if clipped."""
+        with self.clock.part("checkpoint"):
+            self.keeper.join()
+        with self.clock.part("optimizer"):
+            norm = update(optimizers, self._builder.numbers.scaler, clip, self._ready().placed.pipeline)
+        if self._batch is not None and self._reading is not None:
+            self._state.steps += 1
+            self._reading.position += self._batch.total
+            self._batch = None  # it counts once, however many optimizers there are
+        return norm
+
+    def log(self, **values: Any) -> None:
+        """Values of this step, for the progress and for whoever listens; tensors are read only when they are shown."""
+        self.clock.note(**values)
+
+    def save(self, *, wait: bool = False) -> bool:
+        """Save now; with `wait`, whether it is safe. To be called on all ranks at the same place."""
+        with self.clock.part("checkpoint"):
+            return self.keeper.save(self.steps, self._ready().placed.model, self.optimizers, self._facts, wait=wait)
+
+    def close(self) -> None:
+        """Finish what is being saved and leave the other ranks in order. To be called on all ranks, or on none."""
+        atexit.unregister(self._abandon)
+        self.clock.end()
+        self.keeper.close()
+        self.world.close()
+
+    def _abandon(self) -> None:
+        """At exit, without `close`: other ranks may wait for this one in vain, so it waits for none of them."""
+        self.close() if self.world.size == 1 else self.world.leave()
+
+    def _between(self) -> None:
+        """After each step: leave, save, or go on, as all ranks have agreed."""
+        if (said := self._ready().said) == LEAVE:
+            self.keeper.warn(self.steps)
+            safe = self.save(wait=True)
+            log.warning("asked to leave at step %d: %s", self.steps, "saved" if safe else "could not save")
+            self.close()
+            raise SystemExit(AGAIN)
+        if said == SAVE:
+            self.save()
+
+    def _ready(self) -> Gradients:
+        if self._gradients is None:
+            raise RuntimeError("build the model first: model = run.model(...)")
+        return self._gradients
+
+    def _add(self, work: Callable[..., Any], loss: Any, values: Any) -> Any:
+        if self._batch is None:
+            raise RuntimeError("a batch comes from `for batch in run.batches(...)`, and is used once before run.step")
+        mine, made = self._batch, self._ready()
+        batch = Batch(values, mine.size, mine.total, mine.largest)
+        try:
+            return work(loss, batch, seeds.mix(self.seed, self.steps + 1, made.placed.data_rank), self.optimizers)
+        except RuntimeError as error:
+            self.keeper.part_ways(error, self.steps, made, self.optimizers, self._facts)
+            raise
+
+    def _facts(self) -> dict[str, Any]:
+        return {"name": self.name, **self._state.to_facts(self._builder.numbers, self.plan)}

@@ -1,0 +1,42 @@
+"""All of a run that is not a tensor: where it is in its data, its loss scale, what the user keeps; plain data."""
+
+from typing import Any
+
+from cavvy.train.data import Data
+from cavvy.train.micro import Micro
+from cavvy.train.plan import Plan
+
+
+class State:
+    """Goes into the mark of each checkpoint, and comes back from it."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.data: list[Data] = []
+        self.things: dict[str, Any] = {}
+        self.micro = Micro("", {})
+
+    def to_facts(self, numbers: Any, plan: Plan) -> dict[str, Any]:
+        return {
+            "version": 1, "step": self.steps, "positions": [data.position for data in self.data],
+            "things": {name: thing.state_dict() for name, thing in self.things.items()}, "scale": numbers.state(),
+            "micro": self.micro.known, "plan": plan.to_json(),
+        }  # fmt: skip
+
+    def from_facts(self, facts: dict[str, Any], numbers: Any) -> None:
+        """
+        Raises:
+            ValueError: the script is not the one that saved this.
+        """
+        positions, things = facts["positions"], facts["things"]
+        if len(positions) != len(self.data):
+            raise ValueError(f"the checkpoint knows {len(positions)} data, the script has {len(self.data)}")
+        if missing := sorted(set(self.things) - set(things)):
+            raise ValueError(f"the checkpoint holds nothing of {', '.join(missing)}, which the script keeps")
+        self.steps = facts["step"]
+        for data, position in zip(self.data, positions, strict=True):
+            data.position = position
+        for name, thing in self.things.items():
+            thing.load_state_dict(things[name])
+        numbers.load(facts["scale"])
+        self.micro.known = facts["micro"] | self.micro.known

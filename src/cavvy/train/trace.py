@@ -1,0 +1,230 @@
+"""One training step under fake tensors becomes a work profile: what it computes, moves and keeps, without a device.
+
+The profile is plain data (`cavvy estimate` and `cavvy plan` read it). Operations are recorded as a CUDA device would
+run them: autocast's float32 list, dropout with byte masks and fused attention are put in place of the CPU's own.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cavvy.train.operations import FUSIBLE, as_on_gpu, classify, count_flops, moved_bytes
+
+_BATCHES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16, 64)  # times the one traced, for which the peak is to be right
+_SHARES = (1, 1 / 8, 0)  # of the gradients
+_BLOCK = 512  # bytes: what PyTorch's caching allocator rounds every request up to
+
+
+@dataclass(slots=True)
+class Event:
+    """One kernel: what it is, what it reads and writes (by storage), and what was alive once it had run."""
+
+    kind: str
+    dtype: str
+    backward: bool
+    flops: float
+    bytes: int
+    size: tuple[int, int, int, int]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Storage:
+    """One allocation: its size and when it lived, in events. `kept` ones are parameters, gradients and the like."""
+
+    bytes: int
+    born: int
+    died: int | None = None
+    kept: str = ""
+
+
+@dataclass(slots=True)
+class Tape:
+    """What a traced step did."""
+
+    events: list[Event] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
+    """Writes every kernel and allocation of the code under it to `tape`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as torch declares it
+        self.tape = Tape()
+        self._ids: dict[int, int] = {}
+        self._refs: list[weakref.finalize[Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        ins = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        reads = tuple(self.see(each) for each in ins)
+        writes = tuple(self.see(each) for each in outs)
+        if not outs or (not func._schema.is_mutable and all(each in reads for each in writes)):
+            return out  # a view
+        kind = classify(str(func.overloadpacket))
+        if kind:
+            flops, size = count_flops(kind, str(func.overloadpacket), args, outs)
+            wide = ins[0] if ins and kind in ("matmul", "conv", "attention") else outs[0]
+            moved = moved_bytes(kind, ins, outs)
+            backward = torch._C._current_graph_task_id() != -1
+            name = str(wide.dtype).removeprefix("torch.")
+            self.tape.events.append(Event(kind, name, backward, flops, moved, size, reads, writes))
+        return out
+
+    def see(self, tensor: torch.Tensor, kept: str = "") -> int:
+        """The number of the tensor's storage, new or known."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse and the like hold theirs elsewhere
+            return -1
+        number = self._ids.get(storage._cdata)
+        if number is None:
+            number = self._ids[storage._cdata] = len(self.tape.storages)
+            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            self.tape.storages.append(Storage(size, len(self.tape.events)))
+            self._refs.append(weakref.finalize(storage, self._free, storage._cdata))
+        if kept:
+            self.tape.storages[number].kept = kept
+        return number
+
+    def _free(self, key: int) -> None:
+        number = self._ids.pop(key, None)
+        if number is not None:
+            self.tape.storages[number].died = len(self.tape.events)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Tell parameters and buffers from what the step makes."""
+        for each in model.parameters():
+            self.see(each, "parameter")
+        for tensor in model.buffers():
+            self.see(tensor, "buffer")
+
+    def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Mark these and their gradients, and stop watching what is still alive."""
+        for each in parameters:
+            self.see(each, "parameter")
+            if each.grad is not None:
+                self.see(each.grad, "gradient")
+        for ref in self._refs:
+            ref.detach()
+
+
+def trace_step(
+    model: torch.nn.Module, step: Callable[[], torch.Tensor], *, batch: int, precision: str = "fp32",
+    optimizer: str = "adamw", name: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """The work profile of one micro-batch: `step` runs the forward pass on `batch` samples and returns the loss.
+
+    Model and data may be fake (made under `fake_device`) or real. The optimizer is counted by its kind, not run.
+    """
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    model.zero_grad()
+    recorder = Recorder()
+    recorder.watch(model)
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    with as_on_gpu(), recorder:
+        with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=half is not None):
+            loss = step()
+        torch.autograd.backward(loss.float().sum())
+    recorder.close(model.parameters())
+    return summarize(recorder.tape, parameters, batch=batch, precision=precision, optimizer=optimizer, name=name)
+
+
+def summarize(
+    tape: Tape, parameters: list[torch.nn.Parameter], *, batch: int, precision: str, optimizer: str, name: str
+) -> dict[str, Any]:
+    """The profile of a tape: equal kernels counted together, memory replayed as it is and with pointwise code fused."""
+    fused, gone = _fuse(tape)
+    ops: Counter[tuple[Any, ...]] = Counter()
+    for index, event in enumerate(tape.events):
+        fixed = sum(tape.storages[each].bytes for each in {*event.reads} if _is_kept(tape, each))
+        key = (event.kind, event.dtype, event.backward, event.flops, event.bytes, fixed, fused[index], event.size)
+        ops[key] += 1
+    names = ("kind", "dtype", "backward", "flops", "bytes", "fixed_bytes", "fused_bytes", "size")
+    eager, compiled = _peaks(tape, frozenset()), _peaks(tape, gone)
+    return {
+        "format": "cavvy-work-profile/1", "name": name, "batch": batch, "precision": precision, "optimizer": optimizer,
+        "parameters": sum(each.numel() for each in parameters), "tensors": len(parameters),
+        "memory": {
+            "parameters": sum(each.bytes for each in tape.storages if each.kept == "parameter"),
+            "gradients": sum(each.bytes for each in tape.storages if each.kept == "gradient"),
+            "buffers": sum(each.bytes for each in tape.storages if each.kept == "buffer"),
+            "activations": eager, "activations_compiled": compiled,
+        },
+        "ops": [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()],
+        "collectives": [],
+    }  # fmt: skip
+
+
+def _is_kept(tape: Tape, number: int) -> bool:
+    return number >= 0 and tape.storages[number].kept == "parameter"
+
+
+def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
+    """What a fusing compiler leaves: bytes moved per event, and the storages that are never made or are made again.
+
+    Pointwise and reducing kernels between matrix products become one; what only such kernels read is not written, or
+    is computed again in the backward pass (Inductor's partitioner keeps what a matrix product reads there).
+    """
+    maker: dict[int, Event] = {}
+    readers: dict[int, list[Event]] = {}
+    for event in tape.events:
+        for each in event.reads:
+            readers.setdefault(each, []).append(event)
+        for each in event.writes:
+            maker.setdefault(each, event)
+    gone = frozenset(
+        number for number, event in maker.items()
+        if number >= 0 and not tape.storages[number].kept and event.kind in FUSIBLE
+        and readers.get(number) and all(each.kind in FUSIBLE for each in readers[number])
+    )  # fmt: skip
+    seen: set[tuple[int, bool]] = set()
+    moved = []
+    for event in tape.events:
+        if event.kind not in FUSIBLE:
+            moved.append(event.bytes)
+            continue
+        total = 0
+        for each in {*event.reads, *event.writes} - gone - {-1}:
+            if (each, event.backward) not in seen:
+                seen.add((each, event.backward))
+                total += tape.storages[each].bytes
+        moved.append(min(total, event.bytes))
+    return moved, gone
+
+
+def _peaks(tape: Tape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
+    """What was alive at once beside parameters and buffers, in bytes: activations, how much of them does not grow with
+    the batch (parameters cast to another type), and gradients.
+
+    Of all moments those are given that are the highest for some batch and some sharding of the gradients.
+    """
+    cast = {each for event in tape.events if all(_is_kept(tape, read) for read in event.reads) for each in event.writes}
+    changes: dict[int, list[tuple[int, int]]] = {}  # by event: which of the three, and by how much
+    for number, storage in enumerate(tape.storages):
+        if number in gone or storage.kept in ("parameter", "buffer"):
+            continue
+        which = 2 if storage.kept == "gradient" else 1 if number in cast else 0
+        changes.setdefault(storage.born, []).append((which, storage.bytes))
+        if storage.died is not None and storage.kept != "gradient":
+            changes.setdefault(storage.died, []).append((which, -storage.bytes))
+    alive = [0, 0, 0]
+    best: dict[tuple[float, float], tuple[float, tuple[int, int, int]]] = {}
+    for index in sorted(changes):
+        for which, size in changes[index]:
+            alive[which] += size
+        for batch in _BATCHES:
+            for share in _SHARES:
+                height = alive[0] * batch + alive[1] + alive[2] * share
+                if height > best.get((batch, share), (-1.0, ()))[0]:
+                    best[batch, share] = height, (alive[0] + alive[1], alive[1], alive[2])
+    return sorted({moment for _, moment in best.values()})

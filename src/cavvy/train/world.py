@@ -1,0 +1,99 @@
+"""The ranks of this run: who they are, their process groups, and what they agree on before each step."""
+
+import os
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cavvy.train.device import Device, pick
+
+PATIENCE = timedelta(minutes=10)  # for a rank that says nothing
+
+
+class World:
+    """One rank among `size`. Collectives on small facts go over gloo, so that no accelerator waits for them."""
+
+    def __init__(self, device: str = "auto") -> None:
+        rank, size, local = _place()
+        self.rank, self.size = rank, size
+        self.device: Device = pick(device, local)
+        self._ours = False
+        self._facts: Any = None
+        self._files: Any = None
+        if size > 1 or dist.is_initialized():
+            self._join(rank, size)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def file_group(self) -> Any:
+        """The gloo group of the thread that writes checkpoints; None alone."""
+        return self._files
+
+    def agree(self, facts: Sequence[int]) -> list[int]:
+        """The greatest of each over all ranks."""
+        if self.size == 1:
+            return list(facts)
+        shared = torch.tensor(list(facts), dtype=torch.int64)
+        dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._facts)
+        return [int(n) for n in shared.tolist()]
+
+    def least(self, fact: int) -> int:
+        return -self.agree([-fact])[0]
+
+    def gather(self, fact: Any) -> list[Any]:
+        """What each rank has to say, by rank."""
+        if self.size == 1:
+            return [fact]
+        said: list[Any] = [None] * self.size
+        dist.all_gather_object(said, fact, group=self._facts)
+        return said
+
+    def tell(self, fact: Any) -> Any:
+        """What rank 0 says."""
+        if self.size == 1:
+            return fact
+        said = [fact]
+        dist.broadcast_object_list(said, src=0, group=self._facts)
+        return said[0]
+
+    def close(self) -> None:
+        """Leave in order: threads of a group that is not destroyed can abort a process that has done everything."""
+        if self._ours and dist.is_initialized():
+            self.agree([0])
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave without a word, so that the others' collectives fail instead of waiting."""
+        if self._ours and dist.is_initialized():
+            dist.destroy_process_group()
+        self._ours, self.size = False, 1
+
+    def _join(self, rank: int, size: int) -> None:
+        if not dist.is_initialized():
+            kind = self.device.torch.type
+            backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+            if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine, whatever its name resolves to
+            own = {"device_id": self.device.torch} if kind == "cuda" else {}
+            dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
+            self._ours = True
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._facts = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._files = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+
+
+def _place() -> tuple[int, int, int]:
+    """Rank, number of ranks and rank on this node, as torchrun says, or as Cavvy does for one process a node."""
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0"))
+    if int(env.get("NNODES", "1")) > 1 and env.get("NPROC_PER_NODE", "1") == "1" and "MASTER_ADDR" in env:
+        return int(env["NODE_RANK"]), int(env["NNODES"]), 0
+    return 0, 1, 0

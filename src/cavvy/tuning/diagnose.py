@@ -1,0 +1,458 @@
+"""From windows of steps to causes: each cost is the difference between two windows that differ in nothing else."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import fmean, median, median_low
+from time import monotonic
+from typing import Any
+
+from cavvy.tuning.every import Every
+from cavvy.tuning.paired import Difference, compare
+from cavvy.tuning.session import ScriptError, Session, count_ready
+
+LEAST = 0.03  # of a step: what costs less is no cause
+MORE_THREADS = 8
+MORE_WORKERS = 16  # a window skips all that they may have ready, and may not take forever
+LOOKED_AT = 24  # samples that are read alone
+FAR = 4.0  # times as long as reading takes, a stall has another cause
+MOST_ROUNDS = 5  # times as many as asked for, while they are short
+SEEN = 4  # times that what comes in few steps has to be seen
+LONGEST, LONGEST_S = 500, 30.0  # of a window for what seldom comes: steps, seconds
+MOST_TRACED = 100  # steps of such a window: each operation of theirs is kept in memory
+PAUSES = 3  # between two passes that are looked at
+ALONE = 0.5  # of a stall that one rank waits longer than others do, for it to be that rank's
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval by Student's t, which
+    does not reach zero; where it does, but at least `AGREE` pairs all tell of a loss, `pairs_s` are the least and most.
+    """
+
+    cause: str
+    lost_s: float
+    half_s: float
+    sure: bool  # one of the two
+    evidence: str
+    fix: str
+    change: dict[str, Any] = field(default_factory=dict)  # of the plan, where that is the fix
+    pairs_s: tuple[float, float] | None = None
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    facts: dict[str, Any]
+    step_s: float
+    seconds: dict[str, list[float]]  # of a step, by mode, one for each round
+    findings: list[Finding]
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return float(self.facts["samples"] / self.facts["global_batch"])
+
+    def dollars(self, seconds: float, price: float) -> float:
+        """What so many seconds of each step cost in an epoch, at a price an hour of all devices together."""
+        return seconds * self.steps_per_epoch * price / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What all ranks saw of the same steps. Lists are by step; the first one began while others were still told."""
+
+    ranks: list[dict[str, Any]]
+
+    def steps(self, rank: int = 0) -> list[float]:
+        return list(self.ranks[rank]["steps"][1:])
+
+    def part(self, name: str, rank: int = 0) -> list[float]:
+        return list(self.ranks[rank]["parts"][name][1:])
+
+    def between(self, rank: int) -> list[float]:
+        """What of each step is in no part of it: the user's own code."""
+        parts = zip(*(self.part(name, rank) for name in self.ranks[rank]["parts"]), strict=True)
+        return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]
+
+    def own(self, rank: int, saving: float) -> list[float]:
+        """Each step of a rank without its waiting for others and without saves, `saving` of what is between too."""
+        apart = zip(self.part("communication", rank), self.part("checkpoint", rank), self.between(rank), strict=True)
+        return [a - b - c - saving * d for a, (b, c, d) in zip(self.steps(rank), apart, strict=True)]
+
+    def shared(self) -> list[float]:
+        """Communication of each step on the rank that waits least, which the others wait for: the exchange itself."""
+        by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
+        return [min(each) for each in zip(*by_rank, strict=True)]
+
+
+class Doctor:
+    """Asks a session for windows, in rounds of all modes, forward and backward in turn.
+
+    `rounds` are the least; where windows are short, there are more of them, for `patience_s` seconds in all.
+    """
+
+    def __init__(
+        self, session: Session, *, steps: int = 13, rounds: int = 5, trace: str = "", patience_s: float = 0.0
+    ) -> None:
+        self._session, self._steps, self._rounds, self._trace = session, steps, rounds, trace
+        self._patience_s = patience_s
+        self._facts = session.facts
+        plan = self._facts["plan"]
+        self._group = max(plan["threads"], 1) * max(plan["workers"], 1)
+        self._skip = 2 + count_ready(plan)
+        self._on_host = self._facts["device"] == "cpu"
+        self._base = "cached" if self._on_host else "resident"
+        self._apart = ("checkpoint", "transfer", "between") if self._on_host else ("checkpoint",)
+        self._windows: dict[str, list[Window]] = {}
+        self._seconds: dict[str, list[float]] = {}
+        self._found: list[Finding] = []
+        self._every = Every()
+
+    def diagnose(self) -> Diagnosis:
+        facts = self._facts
+        modes = [
+            "",
+            "cached",
+            *([] if self._on_host else ["resident"]),
+            *(["alone"] if facts["ranks"] > 1 else []),
+            "own",
+        ]
+        modes += self._grown()
+        if facts["tensor_cores"] and facts["plan"]["precision"] == "fp32":
+            modes.append("bf16")
+        if "larger" in modes:
+            modes.append("own larger")
+        began, number = monotonic(), 0
+        while number < self._rounds or (number < MOST_ROUNDS * self._rounds and monotonic() - began < self._patience_s):
+            for mode in modes if number % 2 == 0 else modes[::-1]:
+                self._measure(mode)
+            number += 1
+        step = median(self._seconds[""]) + self._aside()
+        self._look_longer(step)
+        self._judge_data()
+        self._judge_sizes(self._judge_ranks() + self._judge_python())
+        self._judge_work()
+        self._judge_checkpoint(step)
+        self._judge_device()
+        step += self._judge_epochs()
+        found = [each for each in self._found if each.sure and each.lost_s > LEAST * step]
+        return Diagnosis(facts, step, self._seconds, sorted(found, key=lambda each: -each.lost_s))
+
+    def _grown(self) -> list[str]:
+        """The mode that asks what a larger batch, or micro-batch, would gain; none where it cannot fit."""
+        found = self._facts["plan"]["micro_batch"] == 0  # already the most that fit
+        if self._facts["micro_batch"] >= self._facts["global_batch"] // self._facts["ranks"]:
+            # one rank of a split model that runs out of memory ends all of them
+            return [] if found and self._facts["split"] and not self._on_host else ["double"]
+        return [] if found else ["larger"]
+
+    def _measure(self, mode: str) -> None:
+        told = mode.removeprefix("own").strip()
+        if told != mode:
+            window = self._look(mode, told or self._base, self._steps)
+        else:
+            window = self._window(mode, skip=self._skip if mode == "" else 2)
+        self._windows.setdefault(mode, []).append(window)
+        ranks = range(len(window.ranks))
+        self._seconds.setdefault(mode, []).append(fmean(self._typical(self._bare(window, rank)) for rank in ranks))
+
+    def _look(self, mode: str, name: str, steps: int) -> Window:
+        """What lines are at work: by a trace, which slows operations down, and then without one, how long."""
+        trace = (self._trace if mode == "own" else "") or "-"
+        traced = self._window(name, skip=2, steps=self._traceable(steps), trace=trace)
+        self._windows.setdefault(f"{mode} traced", []).append(traced)
+        return self._window(name, skip=2, steps=steps, watch=True)
+
+    def _traceable(self, steps: int) -> int:
+        """How many of the steps are traced: as many as in other windows, and more while that takes no longer."""
+        if steps <= self._steps:
+            return steps
+        seconds = median(max(told["seconds"] for told in window.ranks) for window in self._windows["own traced"])
+        return max(self._steps, min(steps, MOST_TRACED, int(LONGEST_S / 2 / seconds)))
+
+    def _look_longer(self, step: float) -> None:
+        """Where what lies between the steps comes too seldom to have been seen."""
+        cost = {rank: self._every.mean("between", rank) for rank in range(self._facts["ranks"])}
+        period = max(self._every.period("between", rank) for rank in cost)
+        steps = min(int(SEEN * period) + 1, LONGEST, int(LONGEST_S / step))
+        if max(cost.values()) > LEAST * step and self._steps * len(self._windows["own"]) < SEEN * period:
+            self._windows["own seldom"] = [self._look("own seldom", self._base, max(steps, self._steps))]
+
+    def _bare(self, window: Window, rank: int) -> list[float]:
+        """Steps without what the clock alone can tell: saves, and where no accelerator works behind the host's back
+        what is sent to it and the script's own code. These may come in few steps, and no mode is about them.
+        """
+        aside = [window.part(name, rank) for name in self._apart if name != "between"]
+        aside += [window.between(rank)] if "between" in self._apart else []
+        return [step - sum(each) for step, *each in zip(window.steps(rank), *aside, strict=True)]
+
+    def _aside(self) -> float:
+        """What `_bare` leaves out, of a step."""
+        return fmean(sum(self._every.mean(name, rank) for name in self._apart) for rank in range(self._facts["ranks"]))
+
+    def _window(self, mode: str, *, skip: int, steps: int = 0, **more: Any) -> Window:
+        window = Window(self._session.measure(mode, steps=steps or self._steps, skip=skip, **more))
+        is_clean = not more and mode in ("", self._base, "alone")  # nothing is slower that the user's own code does
+        self._every.add([each["every"] for each in window.ranks], is_clean=is_clean)
+        return window
+
+    def _typical(self, steps: Sequence[float], group: int = 0) -> float:
+        """The middle one of a window; of as many steps together as a loader may make ready at once."""
+        size = min(group or self._group, len(steps))
+        return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
+
+    def _gain(self, first: str, second: str) -> Difference:
+        return compare(self._seconds[first], self._seconds[second])
+
+    def _add(self, cause: str, lost: Difference, evidence: str, fix: str, **change: Any) -> float:
+        """Note a cause; seconds of a step that are explained by it."""
+        sure = lost.is_gain or lost.agree
+        pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
+        self._found.append(Finding(cause, lost.median, lost.half, sure, evidence, fix, change, pairs))
+        return max(lost.median, 0.0) if sure else 0.0
+
+    def _judge_data(self) -> None:
+        windows, ranks = self._windows[""], range(self._facts["ranks"])
+        waits = [median(self._typical(window.part("data", rank)) for window in windows) for rank in ranks]
+        seldom = [self._seldom_stalls(rank, usual) for rank, usual in enumerate(waits)]
+        waits = [usual + more for usual, more in zip(waits, seldom, strict=True)]
+        late = waits.index(max(waits))
+        lost = self._gain("", "cached")
+        if seldom[late]:
+            low, high, few = lost.low + seldom[late], lost.high + seldom[late], seldom[late]
+            lost = Difference(lost.mean + few, lost.half, lost.median + few, True, low, high)
+        if lost.median < LEAST * median(self._seconds[""]) or self._facts["in_memory"]:
+            return
+        plan, cores = self._facts["plan"], max(self._facts["cores"] // self._facts["ranks"], 1)
+        look = self._session.ask({"look": LOOKED_AT})[late]
+        walls = {name: pair[0] * 1e3 for name, pair in look.items()}
+        share = self._facts["global_batch"] / self._facts["ranks"]
+        if not plan["workers"] and lost.median > FAR * sum(walls.values()) * share / 1e3:
+            return  # the whole batch is read in far less time: something else was in the way
+        evidence = "a sample takes " + ", ".join(f"{ms:.2f} ms to {name}" for name, ms in walls.items())
+        if max(waits) - (others := median_low(waits)) > ALONE * lost.median:
+            text = f"rank {late} waits {max(waits) * 1e3:.1f} ms for its data, the middle one {others * 1e3:.1f}"
+            self._add("straggler rank", lost, f"{text}; {evidence}", f"look at how rank {late}'s machine reads")
+            return
+        more: dict[str, int] = {}
+        if not plan["workers"] and plan["threads"] < MORE_THREADS:
+            more = {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
+        elif 0 < plan["workers"] < min(cores, MORE_WORKERS):
+            more = {"workers": min(cores, MORE_WORKERS), "threads": max(plan["threads"], 2)}
+        if more:
+            readers = more.get("workers", 1) * more["threads"]
+            told = Window(self._session.measure("", steps=self._steps, skip=3 * readers, reading=more))
+            left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
+            said = ", ".join(f"{name}={number}" for name, number in more.items())
+            evidence += f"; with {said} {left * 1e3:.1f} ms of the stall are left"
+            if left > 0.6 * lost.median:
+                more = {}
+            elif plan["workers"] == 1 or (not plan["workers"] and plan["threads"] <= 1):
+                self._add("too few workers", lost, evidence, f"Plan({said})", **more)
+                return
+        slowest = max(walls, key=lambda name: walls[name])
+        hide = f", or hide it: Plan({said})" if more else ""
+        if slowest == "read" and look["read"][1] < 0.5 * look["read"][0]:
+            fix = f"bring the data near, in larger files: `cavvy data convert`{hide}"
+            self._add("slow storage", lost, evidence, fix, **more)
+        elif slowest == "collate":
+            self._add(
+                "slow collation", lost, evidence, f"give samples as tensors of one shape, not as lists{hide}", **more
+            )
+        else:
+            more = more or ({"workers": cores} if plan["workers"] != cores else {})
+            fix = f"decode less (convert the data once){hide or f', or Plan(workers={cores})'}"
+            self._add("slow decode", lost, evidence, fix, **more)
+
+    def _seldom_stalls(self, rank: int, usual: float) -> float:
+        """What waits for data in few steps alone come to, in each, beside the usual ones: a sample now and then."""
+        waits = [each for window in self._windows[""] for each in window.part("data", rank)]
+        mean = fmean(waits)
+        few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
+        return mean - usual if few else 0.0
+
+    def _judge_ranks(self) -> float:
+        """Seconds of a step that ranks cost each other, whatever the batch."""
+        if "alone" not in self._windows:
+            return 0.0
+        alone = self._windows["alone"]
+        agreeing = median(median(window.shared()) for window in alone)
+        agreeing = agreeing if agreeing > LEAST * median(self._seconds[self._base]) else 0.0
+        sent = compare([each + agreeing for each in self._seconds[self._base]], self._seconds["alone"])
+        text = f"steps without sending gradients take {fmean(self._seconds['alone']) * 1e3:.1f} ms"
+        fix = "a faster link, fewer ranks, or more samples between two sums"
+        explained = self._add("slow collective", sent, text, fix)
+        saving = [self._seen(rank)["saving"] for rank in range(self._facts["ranks"])]
+        own = [[self._typical(window.own(rank, part)) for rank, part in enumerate(saving)] for window in alone]
+        slowest, others = [max(each) for each in own], [float(median_low(each)) for each in own]
+        ranks = [each.index(max(each)) for each in own]
+        rank = max(set(ranks), key=ranks.count)
+        text = f"rank {rank} takes {fmean(slowest) * 1e3:.1f} ms of its own, the middle one {fmean(others) * 1e3:.1f}"
+        fix = f"look at rank {rank}'s machine, or leave it out"
+        return explained + self._add("straggler rank", compare(slowest, others), text, fix)
+
+    def _judge_python(self) -> float:
+        """The user's own Python while no operation runs, on the rank that has least; what a bare step has of it."""
+        windows = self._windows["own"]
+        between, inside = self._seen_between("python"), self._least_own(windows)
+        if "own larger" in self._windows:  # what comes once a pass is the micro-batch's
+            less = self._least_own(self._windows["own larger"])
+            more = [max(self._by_passes() * (a - b), 0.0) for a, b in zip(inside, less, strict=True)]
+            once = median(more) if compare(inside, less).is_gain else 0.0
+            inside = [max(each - once, 0.0) for each in inside]
+        lost = [each + between for each in inside]
+        idle = min(told["idle"] for told in self._windows["own traced"][-1].ranks)
+        where, most = self._line("python")
+        text = f"{where} is at work {most:.0%} of the time; no operation runs for {idle * 1e3:.1f} ms a step"
+        fix = "do it for the whole batch, or less often"
+        explained = self._add("python-bound loop", compare(lost, [0.0] * len(lost)), text, fix)
+        return max(explained - between, 0.0) if self._on_host else explained
+
+    def _least_own(self, windows: Sequence[Window]) -> list[float]:
+        return [min(told["own"] * told["seconds"] for told in window.ranks) for window in windows]
+
+    def _judge_work(self) -> None:
+        """Operations that the script runs between the step's parts: evaluation, metrics."""
+        if not self._on_host:
+            return  # it may wait there for the step itself
+        lost = self._seen_between("work")
+        text = f"between the steps, at {self._line('work')[0]}, operations take {lost * 1e3:.1f} ms a step"
+        fix = "do it less often: evaluate every few hundred steps"
+        self._add("work between steps", Difference(lost, 0.0, lost, True), text, fix)
+
+    def _judge_epochs(self) -> float:
+        """Seconds of a step that a loop of the script's own takes between two passes over the data. Asked for at last:
+        where no other pass comes, the script ends.
+        """
+        told: list[list[dict[str, Any]]] = []
+        with suppress(ScriptError):
+            while self._facts["loop"] and len(told) < PAUSES:
+                told.append(self._session.ask({"epoch": True}))
+        told = [each for each in told if each[0]["epochs"] > 0]  # other data, or another run, is another training
+        if not told:
+            return 0.0
+        steps = self._facts["samples"] / self._facts["global_batch"]
+        longest = [max(each, key=lambda rank: float(rank["pause"])) for each in told]
+        lost = median(each["pause"] / each["epochs"] / steps for each in longest[1:] or longest)  # the first is cold
+        line, share = longest[-1]["most"]
+        text = f"the script's own loop takes {longest[-1]['pause']:.2f} s from one pass over the data to the next"
+        text += f", {share:.0%} of it at {line}" if line else ", for a save"
+        fix = "do it less often; one `run.batches` over all epochs saves beside the computation"
+        return self._add("work between epochs", Difference(lost, 0.0, lost, True), text, fix)
+
+    def _seen_between(self, kind: str) -> float:
+        """Seconds of a step in which the script is at such work between the parts of its steps. What one rank does more
+        than others in each step makes it a straggler; what it does in a few is told of nowhere else.
+        """
+        ranks = range(self._facts["ranks"])
+        each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
+        most = each.index(max(each))
+        return each[most] if self._every.period("between", most) > 1 and self._saw_seldom(most) else min(each)
+
+    def _between(self, rank: int) -> float:
+        """Seconds of a step between its parts, but for what comes seldom where no look tells what that is."""
+        return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
+
+    def _saw_seldom(self, rank: int) -> bool:
+        """Whether what comes between few steps came in one that was looked at."""
+        for told in (window.ranks[rank] for window in self._looked_at()):
+            every = told["every"]["between"]  # those skipped at first, too
+            if max(every[-len(told["steps"]) :]) > self._every.level("between", rank, every):
+                return True
+        return False
+
+    def _looked_at(self) -> list[Window]:
+        """Windows whose looks tell what lies between the parts of a step."""
+        names = ("own", "own seldom", "own seldom traced")
+        return [window for name in names for window in self._windows.get(name, [])]
+
+    def _seen(self, rank: int) -> dict[str, float]:
+        """What was at work between the parts of a step, in shares of one."""
+        told = [window.ranks[rank]["between"] for window in self._looked_at()]
+        looks = {name: sum(each[name] for each in told) for name in told[0]}
+        return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
+
+    def _line(self, kind: str) -> tuple[str, float]:
+        """The user's line that was seen most at such work, with its share of all time."""
+        found: dict[str, float] = {}
+        windows = [*self._windows["own"], *self._windows.get("own seldom", [])]
+        for window in windows:
+            for line, share in (each for told in window.ranks for each in told["lines"][kind]):
+                found[line] = found.get(line, 0.0) + share / len(windows) / len(window.ranks)
+        return max(found.items(), key=lambda each: each[1], default=("a line", 0.0))
+
+    @property
+    def _passes(self) -> int:
+        share, size = int(self._facts["global_batch"]) // int(self._facts["ranks"]), int(self._facts["micro_batch"])
+        return -(-share // max(size, 1))
+
+    def _by_passes(self) -> float:
+        """What a single pass would save, times what the fewer do that larger micro-batches make."""
+        return (self._passes - 1) / max(self._passes - self._fewer, 1)
+
+    @property
+    def _fewer(self) -> int:
+        share = int(self._facts["global_batch"]) // int(self._facts["ranks"])
+        return -(-share // max(int(self._windows["larger"][0].ranks[0]["micro_batch"]), 1))
+
+    def _judge_sizes(self, fixed: float) -> None:
+        """`fixed`: what of each step is explained already and does not grow with the batch."""
+        base = self._seconds[self._base]
+        if self._ran_out():
+            return
+        if "double" in self._seconds:
+            alike = compare([2 * each - fixed for each in base], self._seconds["double"])
+            text = f"twice the batch takes {fmean(self._seconds['double']) / fmean(base):.2f} times as long"
+            if alike.median > 0.5 * median(base):
+                self._add("tiny batch", alike, text, f"a global batch above {self._facts['global_batch']}")
+        elif "larger" in self._seconds:
+            gain, scale = self._gain(self._base, "larger"), self._by_passes()
+            text = f"{self._passes} passes a step; {self._fewer} take {gain.mean * 1e3:.1f} ms less"
+            lost = compare(*([each * scale for each in self._seconds[mode]] for mode in (self._base, "larger")))
+            self._add("tiny micro-batch", lost, text, "Plan(micro_batch=0) finds the most that fit", micro_batch=0)
+
+    def _ran_out(self) -> bool:
+        """Whether a larger batch or micro-batch went on with less than asked for: it did not fit into memory."""
+        share, size = self._facts["global_batch"] // self._facts["ranks"], self._facts["micro_batch"]
+        return any(
+            told["micro_batch"] < min(times * size, share)
+            for mode, times in (("double", 1), ("larger", 2))
+            for window in self._windows.get(mode, [])
+            for told in window.ranks
+        )
+
+    def _judge_device(self) -> None:
+        text = "steps whose batch lies on the device are faster by so much"
+        fix = "send less: uint8 images, narrower types"
+        if "resident" in self._seconds:
+            pinned = self._facts["plan"]["pin"]
+            change = {} if pinned else {"pin": True}
+            cause = "host-device copies" if pinned else "no pinned memory"
+            self._add(cause, self._gain("cached", "resident"), text, fix if pinned else "Plan(pin=True)", **change)
+        else:  # nothing runs behind the host's back: its own clock says it
+            sent = [median(window.part("transfer")) for window in self._windows["cached"]]
+            self._add("host-device copies", compare(sent, [0.0] * len(sent)), "the host is at it for so long", fix)
+        if "bf16" in self._seconds:
+            text = "the same steps under bf16 autocast are faster by so much"
+            lost = self._gain("resident", "bf16")
+            self._add("fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16")
+
+    def _judge_checkpoint(self, step: float) -> None:
+        """What saves in the script take, and those by the clock, which are in no window."""
+        ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
+        by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]
+        asked = max(self._every.mean("checkpoint", rank) + by_hand[rank] for rank in ranks)
+        if asked > LEAST * step:
+            lost = Difference(asked, 0.0, asked, True)
+            where = f", most of it at {self._line('saving')[0]}" if max(by_hand) > 0.5 * asked else ""
+            self._add("slow checkpoint", lost, f"saves in the script take {asked * 1e3:.1f} ms a step{where}", fix)
+            return
+        interval = self._facts["interval"]
+        if interval is None:
+            return  # chosen by Cavvy: at most 1 % of the time
+        stalls = []
+        for _ in range(self._rounds):
+            told = self._session.measure("saving", steps=self._steps, skip=self._skip)
+            stalls.append(max(sum(each["parts"]["checkpoint"]) for each in told))
+        lost = compare([stall * step / max(interval, step) for stall in stalls], [0.0] * len(stalls))
+        text = f"a save keeps the loop waiting for {fmean(stalls) * 1e3:.0f} ms, each {interval:g} s"
+        self._add("slow checkpoint", lost, text, fix)

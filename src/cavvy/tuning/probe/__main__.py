@@ -1,0 +1,26 @@
+"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and asks at SOCKET what to do with it."""
+
+import sys
+import traceback
+
+from cavvy.train.script import run_script
+from cavvy.tuning.probe.child import Channel, Done, Probe
+
+
+def main() -> int:
+    where, script, *arguments = sys.argv[1:]
+    channel = Channel(where)
+    try:
+        with Probe(channel).installed():
+            run_script(script, arguments)
+    except Done:
+        return 0
+    except BaseException as error:
+        channel.say({"failed": "".join(traceback.format_exception_only(error)).strip()})
+        raise
+    channel.say({"failed": "the script ended before it was measured: does it train in `run.batches` of cavvy.train?"})
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Measures windows of steps in a rank of the user's script, as told: one window after the other."""
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from time import perf_counter
+from typing import Any
+
+from cavvy.train import run as runs
+from cavvy.train.clock import StepRecord
+from cavvy.train.run import Run
+from cavvy.tuning.probe.look import Lines, Loop, Sampler, code_at_work, find_loop, look_at_data, traced
+from cavvy.tuning.probe.modes import Modes
+
+
+class Done(BaseException):
+    """Ends the script; no `except Exception` of it stops that."""
+
+
+class Channel:
+    """Lines of JSON to whoever measures."""
+
+    def __init__(self, path: str) -> None:
+        self.folder = os.path.dirname(path)  # which is gone when the measuring is over
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._file = self._socket.makefile("rw")
+
+    def say(self, message: dict[str, Any]) -> None:
+        self._file.write(json.dumps(message) + "\n")
+        self._file.flush()
+
+    def hear(self) -> dict[str, Any]:
+        line = self._file.readline()
+        if not line:
+            raise Done
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+
+class Probe:
+    """One rank. At the end of each window it tells what it measured and waits for the next command.
+
+    A command: `mode` (see `Modes`), `skip` and `steps` to make, `trace` (a file for it, or "-" for none to be kept),
+    `watch` (which lines are at work, by what traces have told of them), `look` (how many samples to read and time
+    alone), `epoch` (go to the next pass of the script's own loop over epochs, see `_came_back`), or `end`. What is told
+    of a window: `rank`, `seconds` of a step, and of each one (`steps`, `parts`); of all steps since the window before
+    the seconds of saves, of transfers and of what lies between the parts (`every`); with `trace` how long no operation
+    ran in a step, and with it or `watch` what `Sampler.read` says.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._modes = channel, Modes()
+        self._run: Any = None
+        self._records: list[StepRecord] = []
+        self._every = _none()
+        self._paused = 0.0  # of the step at hand: until there was a command
+        self._command: dict[str, Any] = {}
+        self._left = 1  # the first step compiles, and finds the micro-batch
+        self._began = 0.0
+        self._tools: Any = None
+        self._sampler: Sampler | None = None
+        self._lines = Lines()
+        self._loop: Loop | None = None  # the script's own around `run.batches`
+        self._pass: tuple[Any, float] = (None, 0.0)  # over which data, and up to how many epochs
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While a script runs: its runs are watched, save nowhere of the user's, and do not end by themselves."""
+        begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
+
+        def start(run: Any, folder: Any = None, **options: Any) -> None:
+            place = tempfile.mkdtemp(dir=self._channel.folder)  # the same for all ranks is not needed
+            begin(run, place, **options)
+
+        def batches(run: Any, data: Any, *, epochs: float) -> Iterator[Any]:
+            self._loop = find_loop(sys._getframe(1))
+            return self._make_pass(old_batches(run, data, epochs=epochs + 1_000_000), run, (data, epochs))
+
+        watch = self._attach
+        runs.observers.append(watch)
+        with self._modes.installed():
+            Run.__init__, Run.resume, Run.batches = start, lambda _: False, batches  # type: ignore[method-assign, assignment]
+            try:
+                yield
+            finally:
+                Run.__init__, Run.resume, Run.batches = begin, resume, old_batches  # type: ignore[method-assign]
+                runs.observers.remove(watch)
+
+    def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
+        """Batches without an end or, when told so, up to the next step's: the script's own loop goes on then."""
+        before, self._pass = self._pass, this
+        if self._command.get("epoch"):
+            self._came_back(this[1] - before[1] if run is self._run and this[0] is before[0] else 0.0)
+        with closing(batches):
+            for batch in batches:
+                yield batch
+                if self._command.get("epoch"):
+                    break
+        if self._loop is None:
+            raise Done
+        self._loop.guard(Done)
+        run.world.device.synchronize()
+        self._sampler, self._began = Sampler(run.clock, code_at_work()), perf_counter()
+        run.save(wait=True)  # as each pass does in the end
+
+    def _came_back(self, epochs: float) -> None:
+        """The script's own loop has come to its next pass: tell what lies between two that are so many epochs long."""
+        self._run.world.device.synchronize()
+        seconds = perf_counter() - self._began
+        sys.settrace(None)
+        if self._sampler is not None:
+            self._sampler.stop()
+            lines = self._sampler.read(self._lines, None, 1)["lines"].values()
+            most = max((each for kind in lines for each in kind), key=lambda each: each[1], default=("", 0.0))
+            self._sampler = None
+            self._channel.say({"rank": self._run.world.rank, "pause": seconds, "epochs": epochs, "most": most})
+            self._next()
+
+    def _attach(self, run: Any) -> None:
+        if self._run is None:
+            self._run = self._modes.run = run
+            run.clock.listeners[:] = [self._hear]  # no progress is told of steps that do not count
+
+    def _hear(self, record: StepRecord) -> None:
+        self._left -= 1
+        begun = perf_counter()
+        for name in ("checkpoint", "transfer"):
+            self._every[name].append(record.parts[name])
+        self._every["between"].append(record.seconds - self._paused - sum(record.parts.values()))
+        steps = self._command.get("steps", 0)
+        if self._left == steps and steps:
+            self._run.world.device.synchronize()
+            self._begin_tools()
+            self._began = perf_counter()
+        elif self._left < steps:
+            self._records.append(record)
+        if self._left <= 0:
+            self._close()
+        self._paused = perf_counter() - begun
+
+    def _begin_tools(self) -> None:
+        if self._command.get("trace"):
+            self._tools = traced(self._command["trace"] if self._run.world.is_first else "-")
+            self._tools.__enter__()
+        if self._command.get("trace") or self._command.get("watch"):
+            self._sampler = Sampler(self._run.clock, code_at_work())
+
+    def _close(self) -> None:
+        """The window is over: tell, and hear what comes next."""
+        self._run.world.device.synchronize()
+        seconds = perf_counter() - self._began
+        told: dict[str, Any] = self._facts() if not self._command else {"rank": self._run.world.rank}
+        if self._records:
+            told |= {"seconds": seconds / len(self._records), "steps": [r.seconds for r in self._records]}
+            told["parts"] = {name: [r.parts[name] for r in self._records] for name in self._records[0].parts}
+            told["every"] = self._every
+            told["micro_batch"] = self._records[-1].micro_batch
+            told["peak_bytes"] = self._run.world.device.peak_bytes()
+        self._every = _none()
+        if self._sampler is not None:
+            self._sampler.stop()
+            busy = None
+            if self._tools is not None:
+                self._tools.__exit__(None, None, None)
+                busy, told["idle"] = self._tools.busy, self._tools.idle / max(len(self._records), 1)
+            told |= self._sampler.read(self._lines, busy, len(self._records))
+            self._tools = self._sampler = None
+        self._channel.say(told)
+        self._next()
+
+    def _next(self) -> None:
+        while True:
+            command = self._channel.hear()
+            if command.get("end"):
+                raise Done
+            if not command.get("look"):
+                break
+            self._channel.say(look_at_data(self._modes.data, command["look"], self._share()))
+        self._modes.choose(command.get("mode", ""), command.get("skip", 0), command.get("reading"))
+        self._command, self._records = command, []
+        self._left = sys.maxsize if command.get("epoch") else command["skip"] + command["steps"]
+
+    def _share(self) -> int:
+        """Samples of a batch on one rank."""
+        return int(max(self._modes.data.global_batch // self._run.world.size, 1))
+
+    def _facts(self) -> dict[str, Any]:
+        """Of this rank, once the model is built and a step is made."""
+        run, data, device = self._run, self._modes.data, self._run.world.device
+        return {
+            "rank": run.world.rank, "ranks": run.world.size, "device": device.kind, "name": device.name,
+            "plan": json.loads(run.plan.to_json()), "global_batch": data.global_batch, "samples": len(data.source),
+            "micro_batch": run.micro_batch, "in_memory": data.is_in_memory, "interval": run.keeper.interval.fixed_s,
+            "loop": self._loop is not None, "split": run.world.size > 1 and run._gradients.placed.reducer is None,
+            "tensor_cores": _has_tensor_cores(device), "cores": len(os.sched_getaffinity(0)),
+        }  # fmt: skip
+
+
+def _none() -> dict[str, list[float]]:
+    return {"checkpoint": [], "transfer": [], "between": []}
+
+
+def _has_tensor_cores(device: Any) -> bool:
+    import torch
+
+    return device.kind == "cuda" and torch.cuda.get_device_capability() >= (8, 0)

@@ -1,0 +1,143 @@
+"""What a window of steps changes: each mode takes one cost away, so that the difference is that cost."""
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_map
+
+from cavvy.train import run as runs
+from cavvy.train.checkpoint.keeper import SAVE, Keeper
+from cavvy.train.data import stream
+from cavvy.train.data.stream import Data
+from cavvy.train.parallel.reduce import Reducer
+from cavvy.train.step import Gradients
+from cavvy.tuning.probe.look import APART, INSIDE
+
+NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
+GROWN = ("double", "larger")
+GROWTH = {"cpu": 4}  # 2 elsewhere, where memory is short
+COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all_single", "barrier",
+    "broadcast", "broadcast_object_list", "gather", "reduce", "reduce_scatter_tensor", "scatter",
+)  # fmt: skip
+
+
+class Modes:
+    """The mode at hand. `cached`: the last batch again, without reading. `resident`: it also lies on the device
+    already. The others build upon that: `alone`: no gradients are sent; `double`: a batch twice as large; `larger`:
+    a micro-batch `GROWTH` times as large; `bf16`: lower precision. `saving`: real data, and a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.data: Any = None
+        self.name = ""
+        self._reading: dict[str, int] = {}
+        self._moved: Any = None
+        self._saves = 0
+        self._size = 0  # the micro-batch before a mode that may need more memory
+        self._ours: list[Any] = []  # collectives that are timed
+
+    def choose(self, name: str, skip: int = 0, reading: "dict[str, int] | None" = None) -> None:
+        if name not in NAMES:
+            raise ValueError(f"mode {name!r} is none of {', '.join(NAMES)}")
+        micro = self.run._state.micro
+        if self.name in GROWN and self._size:
+            micro.settle(self._size)  # as it was, also where the mode ran out of memory and went on with less
+        self._size = micro.size
+        if name == "larger":
+            micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
+        if self._ours:
+            self._time_collectives()  # as the script has them by now
+        self.name, self._reading = name, reading or {}
+        self._saves = skip + 1 if name == "saving" else 0  # after the first step that counts
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        modes, read, move, forward = self, Data.read, stream.move, Gradients._forward
+
+        def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
+            return modes._read(read, data, share, until, options)
+
+        def move_as_told(values: Any, device: Any, **options: bool) -> Any:
+            if modes.name in ("", "cached", "saving") or modes._moved is None:
+                modes._moved = move(values, device, **options)
+            return tree_map(_twice, modes._moved) if modes.name == "double" else modes._moved
+
+        def wish(keeper: Any) -> int:
+            modes._saves -= 1
+            return SAVE if modes._saves == 0 else 0
+
+        def forward_as_told(gradients: Any) -> Any:
+            if modes.name == "bf16":
+                return torch.autocast(modes.run.world.device.torch.type, torch.bfloat16)
+            return forward(gradients)
+
+        def unless_alone(method: Any) -> Any:
+            return lambda reducer: None if modes.name == "alone" else method(reducer)
+
+        with ExitStack() as stack:
+            for where, name, new in (
+                (Data, "read", read_as_told), (runs, "move", move_as_told), (Keeper, "wish", wish),
+                (Gradients, "_forward", forward_as_told), (Reducer, "arm", unless_alone(Reducer.arm)),
+                (Reducer, "finish", unless_alone(Reducer.finish)),
+            ):  # fmt: skip
+                stack.enter_context(patch.object(where, name, new))
+            for name in COLLECTIVES if dist.is_available() else ():
+                stack.enter_context(patch.object(dist, name, getattr(dist, name)))  # put back in the end
+            self._time_collectives()
+            yield
+
+    def _time_collectives(self) -> None:
+        """Those that nobody has timed yet: at first all, later what the script has put in the place of some."""
+        for name in COLLECTIVES if dist.is_available() else ():
+            made = getattr(dist, name)
+            if made not in self._ours:
+                self._ours.append(self._timed(made))
+                setattr(dist, name, self._ours[-1])
+
+    def _timed(self, collective: Any) -> Any:
+        """A collective that the script itself calls is communication too: others may wait there for a late rank."""
+
+        @wraps(collective)
+        def call(*given: Any, **options: Any) -> Any:
+            clock = None if self.run is None else self.run.clock
+            if clock is None or any(clock.part(name).begun for name in APART):
+                return collective(*given, **options)
+            before = clock.parts["communication"]
+            with clock.part("communication"):
+                made = collective(*given, **options)
+            for name in INSIDE:
+                if clock.part(name).begun:
+                    clock.parts[name] -= clock.parts["communication"] - before
+            return made
+
+        return call
+
+    def _read(self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]) -> Generator[Any]:
+        """Batches as ever, or the last one again; a change of how data is read begins again from where the run is."""
+        self.data, kept, batches, opened = data, None, None, self._reading
+        try:
+            while True:
+                if self.name not in ("", "saving") and kept is not None:
+                    yield kept
+                    continue
+                if batches is None or opened != self._reading:
+                    if batches is not None:
+                        batches.close()
+                    opened = self._reading
+                    batches = read(data, share, until, **{**options, **opened})
+                kept = next(batches)
+                yield kept
+        finally:
+            if batches is not None:
+                batches.close()
+
+
+def _twice(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.dim() else value

@@ -1,0 +1,126 @@
+"""A training script that runs under commands: started, asked for windows of steps, ended."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+START_S = 600.0  # until the first step is made: imports, compilation, the first data
+WINDOW_S = 600.0
+
+
+class ScriptError(Exception):
+    """The script failed, or is none that can be measured."""
+
+
+class Session:
+    """One run of a script on `ranks` processes of this machine, at a stop between two steps.
+
+    Raises:
+        ScriptError: it ends or says nothing for too long; the text ends with the last lines that it wrote.
+    """
+
+    def __init__(
+        self, script: str, arguments: Sequence[str] = (), *, ranks: int = 1, plan: "dict[str, Any] | None" = None,
+        python: str = sys.executable,
+    ) -> None:  # fmt: skip
+        self._folder = Path(tempfile.mkdtemp(prefix="cavvy-tune-"))
+        self._log = self._folder / "log"
+        where = str(self._folder / "s")
+        env = {name: value for name, value in os.environ.items() if name not in ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")}
+        if plan is not None:
+            (self._folder / "plan.json").write_text(json.dumps(plan))
+            env["CAVVY_TRAIN_PLAN"] = str(self._folder / "plan.json")
+        module = ["-m", "cavvy.tuning.probe", where, script, *arguments]
+        if ranks > 1:
+            module = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *module]
+        self._links: list[Any] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(where)
+        self._listener.listen(ranks)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [python, *module], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            self._meet(ranks)
+            said = [self._hear(link, START_S) for link in self._links]
+            self._links = [self._links[place] for place in sorted(range(ranks), key=lambda n: said[n].get("rank", 0))]
+            said.sort(key=lambda each: each.get("rank", 0))
+        except BaseException:
+            self.close()
+            raise
+        self.facts: dict[str, Any] = said[0]
+
+    def measure(self, mode: str = "", *, steps: int, skip: int, **more: Any) -> list[dict[str, Any]]:
+        """One window of steps, as every rank saw it."""
+        return self.ask({"mode": mode, "steps": steps, "skip": max(skip, 1), **more})
+
+    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        for link in self._links:
+            try:
+                link.sendall(json.dumps(command).encode() + b"\n")
+            except OSError as error:
+                raise ScriptError(f"the script ended\n{self._tail()}") from error
+        return [self._hear(link, WINDOW_S) for link in self._links]  # by rank
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()  # which ends the script
+        self._listener.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # and whatever it started
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _meet(self, ranks: int) -> None:
+        until = monotonic() + START_S
+        while len(self._links) < ranks:
+            ready, _, _ = select.select([self._listener], [], [], 0.5)
+            if ready:
+                self._links.append(self._listener.accept()[0])
+            elif self._process.poll() is not None or monotonic() > until:
+                raise ScriptError(f"the script did not start\n{self._tail()}")
+
+    def _hear(self, link: Any, patience: float) -> dict[str, Any]:
+        until, line = monotonic() + patience, b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([link], [], [], 1.0)
+            piece = link.recv(65536) if ready else b""
+            line += piece
+            if (ready and not piece) or monotonic() > until:
+                raise ScriptError(f"the script {'ended' if ready else 'made no step'}\n{self._tail()}")
+        heard: dict[str, Any] = json.loads(line)
+        if "failed" in heard:
+            raise ScriptError(f"{heard['failed']}\n{self._tail()}")
+        return heard
+
+    def _tail(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+
+def count_ready(plan: dict[str, Any]) -> int:
+    """Batches that may lie ready when a window begins, and say nothing of how fast data comes: each worker process
+    reads ahead as one alone would, and hands over some more.
+    """
+    readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
+    return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

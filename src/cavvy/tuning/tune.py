@@ -1,0 +1,128 @@
+"""Changes of a plan, one at a time: each runs beside the best so far, window by window, and stays if it is faster."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from cavvy.tuning.paired import Difference, compare
+from cavvy.tuning.session import ScriptError, Session, count_ready
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One change and how it went. Seconds of a step, the middle one of all windows."""
+
+    change: dict[str, Any]
+    exact: bool  # results stay the same to the last bit
+    before_s: float
+    after_s: float
+    gain: Difference | None  # None: it could not run
+    kept: bool
+    error: str = ""
+
+
+class Tuner:
+    """Raises ScriptError where the script does not run as it is."""
+
+    def __init__(
+        self, script: str, arguments: Sequence[str] = (), *, ranks: int = 1, pairs: int = 6, steps: int = 10,
+        numerics: bool = False, begun: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._begun = begun  # called with each change before it is tried
+        self._script, self._arguments, self._ranks = script, arguments, ranks
+        self._pairs, self._steps, self._numerics = pairs, steps, numerics
+        self.trials: list[Trial] = []
+        self.facts: dict[str, Any] = {}
+        self.plan: dict[str, Any] = {}
+        self.before_s = self.after_s = 0.0
+
+    @property
+    def is_faster(self) -> bool:
+        return any(each.kept for each in self.trials)
+
+    def run(self) -> Iterator[Trial]:
+        """Try everything; each trial as it ends."""
+        best = self._start(None)
+        try:
+            self.facts = best.facts
+            self.plan = {**self.facts["plan"], "replicas": 0}  # of as many ranks as it will run on
+            told = best.measure(steps=self._steps, skip=2 + count_ready(self.plan))
+            self.before_s = self.after_s = fmean(each["seconds"] for each in told)
+            for change, exact in list_changes(self.facts, numerics=self._numerics):
+                if all(self.plan.get(name) == value for name, value in change.items()):
+                    continue
+                self._begun(change)
+                trial, best = self._try(best, change, exact)
+                self.trials.append(trial)
+                yield trial
+        finally:
+            best.close()
+
+    def _try(self, best: Session, change: dict[str, Any], exact: bool) -> tuple[Trial, Session]:
+        """The trial, and the session that is the best now; the other one is closed."""
+        plan = {**self.plan, **change}
+        if exact:  # the same passes: sums in another order would change the last bits
+            plan["micro_batch"] = plan["micro_batch"] or self.facts["micro_batch"]
+        try:
+            other = self._start(plan)
+        except ScriptError as error:
+            return Trial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
+        try:
+            before, after = self._alternate(best, other)
+        except ScriptError as error:
+            other.close()
+            return Trial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
+        gain = compare(before, after)
+        trial = Trial(change, exact, median(before), median(after), gain, gain.is_gain)
+        loser, winner = (best, other) if gain.is_gain else (other, best)
+        loser.close()
+        if gain.is_gain:
+            self.after_s = self.after_s * trial.after_s / trial.before_s
+            self.plan = {**self.plan, **change}
+        return trial, winner
+
+    def _alternate(self, first: Session, second: Session) -> tuple[list[float], list[float]]:
+        """ABBA...: whichever begins a pair ends the one before, so that drift falls on both."""
+        seconds: dict[int, list[float]] = {0: [], 1: []}
+        for number in range(self._pairs):
+            for which in (0, 1) if number % 2 == 0 else (1, 0):
+                session = (first, second)[which]
+                told = session.measure(steps=self._steps, skip=2 + count_ready(session.facts["plan"]))
+                seconds[which].append(fmean(each["seconds"] for each in told))
+        return seconds[0], seconds[1]
+
+    def _start(self, plan: dict[str, Any] | None) -> Session:
+        return Session(self._script, self._arguments, ranks=self._ranks, plan=plan)
+
+
+def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
+    """What to try, in order, with whether it is exact."""
+    plan, on_device = facts["plan"], facts["device"] != "cpu"
+    cores = max(facts["cores"] // facts["ranks"], 1)
+    found: list[tuple[dict[str, Any], bool]] = []
+    if not facts["in_memory"]:
+        found += [({"threads": each, "prefetch": max(each, plan["prefetch"])}, True) for each in (4, 16)]
+        found += [({"workers": each, "threads": 2}, True) for each in sorted({cores, max(cores // 2, 1)})]
+        found.append(({"prefetch": 8}, True))
+    if on_device:
+        found.append(({"pin": True}, True))
+    if plan["recompute"]:
+        found.append(({"recompute": False}, True))
+    if not numerics:
+        return found
+    if facts["tensor_cores"]:
+        found += [({"precision": each}, False) for each in ("tf32", "bf16") if plan["precision"] in ("fp32", "tf32")]
+    if on_device:
+        found.append(({"channels_last": True}, False))
+    found.append(({"compile": True}, False))
+    if facts["tensor_cores"]:
+        found.append(({"precision": "fp8"}, False))
+    share = -(-facts["global_batch"] // facts["ranks"])
+    sizes = {min(facts["micro_batch"] * 2, share), share}
+    found += [({"micro_batch": each}, False) for each in sorted(sizes) if each != facts["micro_batch"]]
+    return found
+
+
+def _short(error: ScriptError) -> str:
+    return str(error).splitlines()[0][:200]

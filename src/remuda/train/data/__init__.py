@@ -1,6 +1,0 @@
-"""What a run reads: a source of samples, in an order that any number of ranks can share and resume."""
-
-from remuda.train.data.sources import Source, Tensors, open_source, register_reader
-from remuda.train.data.stream import Batch, Data, Share, move
-
-__all__ = ["Batch", "Data", "Share", "Source", "Tensors", "move", "open_source", "register_reader"]
